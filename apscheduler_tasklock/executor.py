@@ -787,7 +787,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             return  # because without locks nothing is noted
         is_running, waits = runs.is_running(job.id), runs.waits_for_worker(job.id)
         cause, reason = too_many_instances(
-            job.max_instances, self.locks, is_running=is_running, waits_for_worker=waits
+            submission, self.locks, is_running=is_running, waits_for_worker=waits
         )
         self._note_missed(submission, cause, reason)
 

@@ -438,19 +438,23 @@ class TaskLocks:
     ) -> list[Run]:
         """Return finished runs, missed run times, and what operators did, the newest first.
 
+        Missed run times are in their place by the first of them, not by the time of their note.
+
         For each task the history keeps ``history`` runs that ended well, as many that did not, 20
         entries of missed run times, and 20 of what operators did, in each case the newest ones. So
         runs that did not end well may go back farther than the others.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
         :param outcome: only entries with this outcome, or with one of these; :class:`Run` has a
-            list of outcomes
+            list of outcomes. ``"freed"`` is that of runs; what operators did needs the kind, too
         :param kind: only entries of this kind, such as ``"operator"``; :class:`Run` has a list
         :param replica: only entries of the replica of this id
         :param error: only runs whose error has this text in its class or its message, in capital
             or small letters
-        :param since: only runs that began at this time or later; aware
-        :param until: only runs that began before this time; aware
+        :param since: only runs that began at this time or later, and entries of missed run times of
+            which the last one was due then or later; aware
+        :param until: only runs that began before this time, and missed run times of which the first
+            one was due before it; aware
         :param order: ``"newest"``; ``"name"``: by the tasks' names; or ``"duration"``: the run that
             took longest first, and entries that are no runs last. Equal ones come newest first.
         :param limit: how many, at most

@@ -83,6 +83,8 @@ class Outage:
         # both on the monotonic clock.
         self._since: float | None = None
         self._quiet_since: float | None = None
+        # When the last outage that is over began and ended.
+        self._last = inf, -inf
         self._told_kind, self._last_kind = "", ""
         self._is_locked = False  # whether a locked table is logged as the reason
         self._has_been = False  # whether there has been an outage
@@ -255,12 +257,25 @@ class Outage:
         if not (self._only_full and doubted):
             self._grace_began = now
 
+    def has_covered(self, first: float, last: float) -> bool:
+        """Return whether the last outage went on from one time to another.
+
+        It began up to an attempt before it was noticed.
+
+        :param first: on the monotonic clock, as ``last``
+        """
+        with self._lock:
+            goes_on = None if self._since is None else (self._since, self._quiet_since or inf)
+            began, ended = goes_on or self._last
+        return began - self._attempt <= first and last <= ended
+
     def _report_end(self) -> None:
         """Log that the outage is over."""
         with self._lock:
             since, until, is_locked = self._since, self._quiet_since, self._is_locked
             if since is None or until is None:
                 return
+            self._last = since, until
             self._since = self._quiet_since = None
             self._is_locked = False
             first, last = self._told_kind, self._last_kind

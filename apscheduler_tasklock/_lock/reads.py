@@ -31,7 +31,7 @@ from apscheduler_tasklock._lock.json_columns import (
     read_json,
     texts,
 )
-from apscheduler_tasklock._lock.outcomes import UNRELEASED, in_sql
+from apscheduler_tasklock._lock.outcomes import FAILED, UNRELEASED, in_sql
 from apscheduler_tasklock._lock.patterns import (
     escaped,
     is_pattern,
@@ -364,10 +364,14 @@ _ORDERED_BY = f"""
     COALESCE(extract(epoch FROM now() - stuck.since[1])::float8,
              CASE WHEN lock.started_at <> {NEVER} THEN {_TOOK} END) AS took,
     {_FAILURES} AS failures,"""
+# When an entry of the history is listed, and until when it lasts: missed run times are at the first
+# of them, not at the time at which they were noted.
+_WHEN = "COALESCE(CASE WHEN run.ring = 'misses' THEN run.scheduled_at END, run.started_at)"
+_LAST = "COALESCE(CASE WHEN run.ring = 'misses' THEN run.last_scheduled_at END, run.started_at)"
 # The orders of entries of the history, each with the value that comes first, whether the larger one
 # does, and how two values compare then.
 _RUN_ORDERS = {
-    "newest": ("run.started_at", "DESC", ">="),
+    "newest": (_WHEN, "DESC", ">="),
     "name": ("run.task_name", "ASC", "<="),
     # Only runs have a token, and take any time.
     "duration": (
@@ -826,18 +830,21 @@ class Reads:
                        AND later.scheduled_at = run.scheduled_at)))"""
         # The key comes last, so that the order of runs that began at the same time is always the
         # same. Otherwise two pages could have the same run, and none could have another one.
-        by_time = "run.started_at DESC, run.token DESC, run.task_name, run.ring, run.slot"
+        by_time = f"{_WHEN} DESC, run.token DESC, run.task_name, run.ring, run.slot"
         newest_first = f"ORDER BY {by_time}"
         # The statement reads the whole history, which is limited for each task. There is no index
         # by time, because each release would have to write to it. Sorting all runs would take most
         # of the time, so a hundredth of the history is read first. If that hundredth has as many
         # matching runs as the page and those before it, the runs that come after these need not be
         # sorted.
-        is_wanted = """(%(outcomes)s::text[] IS NULL OR run.outcome = ANY (%(outcomes)s))
+        # That an operator has freed a task is no outcome of a run, which has an entry of its own.
+        is_wanted = f"""(%(outcomes)s::text[] IS NULL OR (run.outcome = ANY (%(outcomes)s)
+                   AND (%(kind)s::text IS NOT NULL OR run.ring <> 'actions'
+                        OR run.outcome NOT IN {in_sql(FAILED)})))
               AND (%(replica)s::text IS NULL OR run.replica = %(replica)s)
               AND (%(kind)s::text IS NULL OR run.kind = %(kind)s)
-              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
-              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
+              AND (%(since)s::timestamptz IS NULL OR {_LAST} >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR {_WHEN} < %(until)s)
               AND (%(error)s::text IS NULL OR strpos(
                   lower(pg_catalog.concat_ws(': ', run.error_type, run.error)),
                   lower(%(error)s)) > 0)"""

@@ -37,6 +37,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.schedules import schedule_text_in_words
 from apscheduler_tasklock._lock.statements.misses import NOTED_APART
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import MissCause
@@ -230,10 +231,14 @@ class MissedRuns:
             ends[each.last] = max(0, each.count - 2)
             # The first is noted with the last, so that they are one entry.
             overdue_in = each.last.timestamp() + request.grace - time.time()
-            not_before = time.monotonic() + overdue_in
+            now, cause, reason = time.monotonic(), each.cause, each.reason
+            span = [now - time.time() + at.timestamp() for at in (each.first, each.last)]
+            # In an outage no replica could claim it.
+            if cause is MissCause.UNASKED and self._locks.outage.has_covered(*span):
+                cause, reason = MissCause.DATABASE, NOT_ANSWERED
             for run_time, more in ends.items():
                 asked = replace(request, run_time=run_time)
-                self.note_missed(asked, each.cause, each.reason, not_before=not_before, more=more)
+                self.note_missed(asked, cause, reason, not_before=now + overdue_in, more=more)
 
     def note_rescheduled(self, task: Registration, registered: Registered) -> None:
         """Remember a changed schedule, and the old schedule's run time if no run follows by then.
@@ -435,14 +440,14 @@ def unclaimed(since: datetime, until: datetime) -> str:
 
 
 def too_many_instances(
-    most: int, locks: LockClient, *, is_running: bool, waits_for_worker: bool
+    submission: Submission, locks: LockClient, *, is_running: bool, waits_for_worker: bool
 ) -> tuple[MissCause, str]:
     """Return why a run time is missed if its job has ``max_instances`` runs on this replica.
 
-    That is so on this replica alone, so an outage of the database, which keeps all replicas from
-    running it, comes before it.
+    That is so on this replica alone. So an outage of the database comes before it, and a run that
+    has the task's lock: both keep all replicas from running it.
 
-    :param most: the job's ``max_instances``
+    :param submission: of these run times
     :param locks: the task locks of this replica
     :param is_running: whether one of these runs has begun
     :param waits_for_worker: whether one of these runs waits for a worker, and not for the database
@@ -451,9 +456,13 @@ def too_many_instances(
         return MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED
     if locks.outage.reason is not None:
         return MissCause.DATABASE, NOT_ANSWERED
+    for run in locks.what_runs() if is_running else ():
+        if run.task == submission.task_name and not run.lost:
+            which = f"its run that began at {_moment(run.since)} on {run.replica}"
+            return MissCause.RUNNING, f"{which} (token {run.token}) was still going on"
     what = "still going on" if is_running else "still waiting for a worker"
-    words = f"its last run on {locks.replica_id} was {what} (max_instances {most})"
-    return MissCause.RUNNING, words
+    words = f"its last run on {locks.replica_id} was {what}"
+    return MissCause.RUNNING, f"{words} (max_instances {submission.job.max_instances})"
 
 
 def _moment(moment: datetime) -> str:

@@ -11,7 +11,7 @@ from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import HEALING
 from apscheduler_tasklock._words.formats import Formats
 from apscheduler_tasklock._words.replicas import begins_runs, none_begins
-from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
+from apscheduler_tasklock._words.runs import error_in_words, miss_in_words, took_in_words
 from apscheduler_tasklock._words.tasks import last_failure_in_words, pauses_of
 from apscheduler_tasklock.status import (
     Finding,
@@ -224,7 +224,7 @@ def _last_run(task: TaskStatus, known: _Known) -> str:
         return "it has never run"
     ended = outcome_named(task.outcome or "ok").ended
     words = f"its last run, at {known.formats.moment(task.started_at)} on {task.holder}, {ended} "
-    return f"{words}after {known.formats.seconds(task.took)}"
+    return f"{words}after {took_in_words(task, known.formats)}"
 
 
 def _next(task: TaskStatus, known: _Known) -> str:

@@ -6,10 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from apscheduler_tasklock._lock.outcomes import FAILED
-from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock._words.runs import ending_in_words, error_in_words, miss_in_words
+from apscheduler_tasklock._words.runs import (
+    ending_in_words,
+    error_in_words,
+    miss_in_words,
+    missed_in_words,
+    took_in_words,
+)
 from apscheduler_tasklock.status import Lane, LaneEntry
 
 # Limits the characters of a name or an error in a title.
@@ -41,7 +46,7 @@ def entries_in_words(entries: Sequence[LaneEntry], formats: Formats) -> str:
         return f"{task}: nobody ran {cut(miss_in_words(run, formats), 3 * LONGEST_TITLE)}"
     kind = "" if run.kind == "schedule" else f" ({run.kind})"
     words = f"{task}{kind} {formats.moment(run.started_at)}, {run.outcome}"
-    words += f" after {formats.seconds(run.took)}"
+    words += f" after {took_in_words(run, formats)}"
     if why := error_in_words(run) or ending_in_words(run):
         words += f": {cut(why, LONGEST_TITLE)}"
     return words
@@ -73,8 +78,7 @@ def _counted(entries: Sequence[LaneEntry]) -> str:
         told = "" if set(counts) == {"ok"} else _told(counts)
         words.append(f"{total} ({told})" if told else total)
     if missed:
-        number = f"more than {MOST_COUNTED:,}" if missed > MOST_COUNTED else f"{missed:,}"
-        words.append(f"{number} missed run time{'s' if missed > 1 else ''}")
+        words.append(missed_in_words(missed))
     return ", ".join(words)
 
 

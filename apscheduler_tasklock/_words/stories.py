@@ -18,13 +18,14 @@ from apscheduler_tasklock._words.due_times import (
     due_times,
     ends_pause,
 )
-from apscheduler_tasklock._words.formats import Formats
+from apscheduler_tasklock._words.formats import Formats, for_reader
 from apscheduler_tasklock._words.replicas import none_begins
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
     error_in_words,
     miss_in_words,
+    took_in_words,
 )
 from apscheduler_tasklock._words.tasks import pause_in_words
 from apscheduler_tasklock.status import (
@@ -398,7 +399,9 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     if story.miss is not None:
         refused = "refused" if _is_refused(story.miss) else "no replica ran"
         told = _told_in_words(story.miss, formats)
-        lines.append(f"{refused} {miss_in_words(story.miss, formats)}{_absent(story)} ({told})")
+        lines.append(
+            f"{refused} {miss_in_words(story.miss, formats)}{_absent(story, formats)} ({told})"
+        )
     lines += [_due_in_words(each, story, formats) for each in story.due]
     if story.not_known_after is not None:
         lines.append(_not_known_in_words(story, formats))
@@ -408,7 +411,7 @@ def _verdict(story: Story, formats: Formats) -> list[str]:
     return lines
 
 
-def _absent(story: Story) -> str:
+def _absent(story: Story, formats: Formats) -> str:
     """Return that no replica could ask for the missed run times that nobody asked for."""
     miss = story.miss
     if miss is None or miss.cause != MissCause.UNASKED.value:
@@ -416,7 +419,7 @@ def _absent(story: Story) -> str:
     first = time_of(miss)
     now = story.read_at or story.at
     absent = absent_in_words(story.replicas, first, miss.last_scheduled_at or first, now)
-    return f"; {absent}" if absent else ""
+    return f"; {for_reader(absent, formats)}" if absent else ""
 
 
 def _due_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
@@ -430,7 +433,7 @@ def _due_in_words(due: DueTimes, story: Story, formats: Formats) -> str:
     else:
         times = f"{about}{due.run_times} run times from {first} to {last}"
     words = f"due {times}" if due.is_due else f"by its schedule {times}"
-    reason = f": {due.reason}" if due.reason else ""
+    reason = f": {for_reader(due.reason, formats)}" if due.reason else ""
     return f"{words}, begun by nobody{reason}{_noted_in_words(due, story, formats)}"
 
 
@@ -494,7 +497,7 @@ def _runs(runs: Iterable[Run | None], formats: Formats) -> list[str]:
 def _run(run: Run, formats: Formats) -> str:
     error = error_in_words(run)
     began = f"began at {formats.moment(run.started_at)} on {run.replica}"
-    ended = f"{outcome_named(run.outcome).ended} after {formats.seconds(run.took)}"
+    ended = f"{outcome_named(run.outcome).ended} after {took_in_words(run, formats)}"
     words = f"{_what(run.kind, run.scheduled_at, formats)} {began}, {ended} (token {run.token})"
     if run.retry_at is not None:
         words += f", to be retried at {formats.moment(run.retry_at)}"

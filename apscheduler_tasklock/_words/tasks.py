@@ -179,7 +179,7 @@ def facts_of(
         "lock times": _lock_times_in_words(task, formats),
         "options": _options_in_words(task, formats),
         "due": _due_in_words(task, formats),
-        "next runs": _next_runs_in_words(task, formats, now),
+        "next runs": _next_runs_in_words(task, formats, now, is_page=table is None),
         "last success": formats.moment(task.succeeded_at),
         "last failure": formats.moment(task.failed_at),
         "failures": _failures_in_words(task, runs),
@@ -324,11 +324,18 @@ def _option_in_words(name: str, option: OptionSource, formats: Formats) -> str:
     return f"{name} {words} ({place})"
 
 
-def _next_runs_in_words(task: TaskStatus, formats: Formats, now: datetime) -> str:
-    """Return the next run times, with the name of their time zone, or that there are none."""
+def _next_runs_in_words(task: TaskStatus, formats: Formats, now: datetime, *, is_page: bool) -> str:
+    """Return the next run times, or that there are none.
+
+    A page has one zone for all of its times. Elsewhere they have the name of the task's zone, as
+    they have where two of them would read the same.
+    """
     found = next_run_times(task, now)
     if not found:
         return _ended_in_words(task, formats, now)
+    on_page = [formats.moment(each) for each in found]
+    if is_page and len(set(on_page)) == len(found):
+        return ", ".join(on_page)
     gaps = (later.timestamp() - earlier.timestamp() for earlier, later in pairwise(found))
     if all(gap >= 1 for gap in gaps):  # without fractions, as the due time is shown
         found = [each.replace(microsecond=0) for each in found]

@@ -13,6 +13,7 @@ from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import printable, seconds_in_words
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.json_text import as_json
+from apscheduler_tasklock._words.runs import longest_of
 from apscheduler_tasklock.cli.text import (
     local,
     local_time,
@@ -376,9 +377,10 @@ def _text(cell: Cell) -> Text:
 
 def _heights(runs: Sequence[Run]) -> list[int]:
     """Return the height of each run's bar, from 0 to 7. The longest run has the height 7."""
-    longest = max((run.took for run in runs), default=0)
+    highest = longest_of(runs)
+    longest = highest.took if highest is not None else 0.0
     top = len(_BARS) - 1
-    return [max(0, round(run.took / longest * top)) if longest else 0 for run in runs]
+    return [min(top, max(0, round(run.took / longest * top))) if longest else 0 for run in runs]
 
 
 def _marks(runs: Sequence[Run], ok: str, failed: str) -> str:

@@ -367,10 +367,13 @@ def _add_reads(commands: _Commands) -> None:
         "--since",
         type=values.moment,
         metavar="T",
-        help="only runs that began at this time or later",
+        help="only runs that began, or were missed, at this time or later",
     )
     command.add_argument(
-        "--until", type=values.moment, metavar="T", help="only runs that began before this time"
+        "--until",
+        type=values.moment,
+        metavar="T",
+        help="only runs that began, or were missed, before this time",
     )
     command.add_argument(
         "--limit",

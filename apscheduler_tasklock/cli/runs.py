@@ -13,7 +13,7 @@ from apscheduler_tasklock._lock.patterns import is_pattern
 from apscheduler_tasklock._lock.statements import ACTIONS, MISSES
 from apscheduler_tasklock._lock.words import rfc3339
 from apscheduler_tasklock._words.json_text import as_json
-from apscheduler_tasklock._words.runs import error_in_words, run_notes
+from apscheduler_tasklock._words.runs import error_in_words, run_notes, took_in_words, when_of
 from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
     Cell,
@@ -34,6 +34,9 @@ _INTERVAL = 1.0
 
 # Limits the time from the start of a run, as its row has it, until other sessions can read the row.
 _MARGIN = timedelta(seconds=60)
+
+# Limits the time from a missed run time until it is noted, with `--follow`.
+_NOTED_WITHIN = timedelta(days=1)
 
 # Limits the runs of one read. The limit is far above the number of runs that end between two reads.
 _MOST_NEW = 100_000
@@ -133,8 +136,8 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
     is_action, is_miss = run.kind == "operator", run.outcome == "missed"
     return [
         run.task,
-        shown.cell(run.started_at),
-        "" if is_action or is_miss else shown.seconds(run.took),
+        shown.cell(when_of(run)),
+        "" if is_action or is_miss else took_in_words(run, shown),
         Cell(run.outcome, outcome_named(run.outcome).style),
         run.kind,
         run.replica,
@@ -212,9 +215,16 @@ class _Tail:
         return found
 
     def _ended(self, since: datetime | None) -> list[Run]:
+        filters = _filters(self._options)
+        found = [run for run in self._read(since, filters) if run.outcome != "missed"]
+        if "missed" in (filters["outcome"] or ("missed",)):
+            since = None if since is None else since - _NOTED_WITHIN
+            found += self._read(since, {**filters, "outcome": "missed"})
+        return found
+
+    def _read(self, since: datetime | None, filters: dict[str, Any]) -> list[Run]:
         if since is not None and self._options.since is not None:
             since = max(since, self._options.since)
-        filters = _filters(self._options)
         return self._locks.runs(*self._patterns, **filters, since=since, limit=_MOST_NEW)
 
     def _earliest_to_end(self) -> datetime | None:

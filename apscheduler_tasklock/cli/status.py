@@ -16,7 +16,13 @@ from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.next_run_times import next_run_times
-from apscheduler_tasklock._words.runs import action_in_words, did_in_words, miss_in_words
+from apscheduler_tasklock._words.runs import (
+    action_in_words,
+    did_in_words,
+    longest_of,
+    miss_in_words,
+    took_in_words,
+)
 from apscheduler_tasklock._words.tasks import as_listed, facts_of, notes_of, paused_with_all
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
@@ -201,7 +207,8 @@ def _print_history(history: TaskHistory, shown: Output) -> None:
     runs, actions, misses = history.runs, history.actions, history.misses
     if runs:
         shown.print_bars(runs[::-1])
-        longest = shown.seconds(max(run.took for run in runs))
+        highest = longest_of(runs)
+        longest = "" if highest is None else took_in_words(highest, shown)
         told = f"the last {len(runs)} runs, the newest at the right; the highest took {longest}"
         shown.print(told if len(runs) > 1 else f"the only run in the history, which took {longest}")
         shown.print()
@@ -261,7 +268,7 @@ def _row(task: TaskStatus, usual: float | None, now: datetime, shown: Output) ->
         Cell(task.state.value, STATE_STYLES[task.state]),
         schedule_of(task),
         shown.cell(listed.started_at),
-        shown.seconds(listed.took),
+        took_in_words(listed, shown),
         shown.seconds(usual),
         shown.cell(task.due_at),
         Cell(shown.seconds(task.late_by), "yellow"),

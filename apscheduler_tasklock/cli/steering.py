@@ -19,7 +19,7 @@ from apscheduler_tasklock._words.actions import (
     requested_in_words,
     resumed_in_words,
 )
-from apscheduler_tasklock._words.runs import error_in_words
+from apscheduler_tasklock._words.runs import error_in_words, took_in_words
 from apscheduler_tasklock._words.tasks import of_all_and_pause_in_words, of_all_in_words
 from apscheduler_tasklock.cli.exits import (
     FAILED,
@@ -376,7 +376,7 @@ def _tell_of_run(
     words = f"ended: {outcome}"
     if run is not None:
         error = error_in_words(run)
-        words += f", took {output().seconds(run.took)} on {run.replica}"
+        words += f", took {took_in_words(run, output())} on {run.replica}"
         words += ", as a takeover" if run.kind == "takeover" else ""
         words += f", {error}" if error else ""
     tell(options, told, words, [request.task])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone, tzinfo
 
 from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED
+from apscheduler_tasklock._words.runs import longest_of, missed_in_words
 from apscheduler_tasklock.status import Lane, LaneEntry, Run
 
 # The classes of shapes, by which the style sheet draws them, each with a form of its own. The worse
@@ -107,7 +108,8 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
     :param room: how many bars a strip has room for
     """
     shown = list(runs[:room])[::-1]
-    longest = _longest(shown)
+    highest = longest_of(shown)
+    longest = highest.took if highest is not None else 0.0
     paths: dict[str, list[str]] = {}
     for place, run in enumerate(shown, room - len(shown)):
         height = STRIP_HEIGHT if run.outcome == "missed" else _bar_height(run.took, longest)
@@ -116,7 +118,7 @@ def strip_of(runs: Sequence[Run], room: int = 60) -> Strip:
     return Strip(
         room * STEP,
         {name: "".join(parts) for name, parts in paths.items()},
-        _summary([css_class_of(run) for run in shown]) or "no runs",
+        _summary(shown) or "no runs",
     )
 
 
@@ -125,30 +127,18 @@ def _bar_height(took: float, longest: float) -> int:
     return max(_LOWEST_BAR, round(share * STRIP_HEIGHT))
 
 
-def _longest(runs: Sequence[Run]) -> float:
-    """Return the longest duration that is known, in seconds; 0 if there is none.
-
-    Of a run that died only the end of its lease is known, and of one that overran only that it took
-    longer than its maximum lock. Their bars must not make those of the others too low to be read.
-    """
-    known = [run.took for run in runs if run.outcome not in (*UNTIMED, "missed")]
-    return max(known or [run.took for run in runs if run.outcome != "missed"], default=0.0)
-
-
-def _summary(names: Sequence[str]) -> str:
-    """Return how many runs there are, and how many of them failed; and missed run times.
-
-    :param names: the classes of their shapes
-    """
-    bad, missed = names.count("bad"), names.count("missed")
-    runs = len(names) - missed
+def _summary(entries: Sequence[Run]) -> str:
+    """Return how many runs there are, and how many of them failed; and missed run times."""
+    names = [class_of(each) for each in entries]
+    bad, runs = names.count("bad"), len(names) - names.count("missed")
+    missed = sum(each.run_times or 1 for each in entries if each.outcome == "missed")
     words = []
     if runs:
         words.append("1 run" if runs == 1 else f"{runs} runs")
     if bad:
         words.append(f"{bad} failed")
     if missed:
-        words.append(f"{missed} missed")
+        words.append(missed_in_words(missed))
     return ", ".join(words)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, tzinfo
 
-from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.words import seconds_in_words
-from apscheduler_tasklock.status import Run
-
-# The times in the words of findings, which are those of programs.
-_RFC3339 = re.compile(r"\b(\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d)Z\b", re.ASCII)
+from apscheduler_tasklock._words.formats import for_reader
+from apscheduler_tasklock._words.runs import took_in_words
+from apscheduler_tasklock.status import Run, TaskStatus
 
 
 class Formats:
@@ -45,13 +42,7 @@ class Formats:
 
     def words(self, words: str) -> str:
         """Return words of a finding with their times as the page writes them."""
-        return _RFC3339.sub(self._moment_of, words)
-
-    def _moment_of(self, found: re.Match[str]) -> str:
-        try:
-            return self.moment(datetime.fromisoformat(f"{found[1]}+00:00"))
-        except (ValueError, OverflowError):  # in a text that anybody may have written
-            return found[0]
+        return for_reader(words, self)
 
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in its two largest units; ``""`` for ``None``."""
@@ -61,13 +52,9 @@ class Formats:
         """Return a time as the field of a form has it; ``""`` for ``None``."""
         return "" if moment is None else f"{moment.astimezone(self.zone):%Y-%m-%dT%H:%M:%S}"
 
-    def took(self, run: Run) -> str:
-        """Return how long a run took, as far as it is known.
-
-        The end of a run that died is the end of its lease. A run that outlived its maximum lock may
-        have gone on.
-        """
-        return outcome_named(run.outcome).took.format(self.seconds(run.took))
+    def took(self, run: Run | TaskStatus) -> str:
+        """Return how long a run took, or a task's last run, as far as it is known."""
+        return took_in_words(run, self)
 
     def ago(self, moment: datetime | None) -> str:
         """Return how long ago a time was, or how long it is until it comes."""

@@ -22,6 +22,7 @@ from apscheduler_tasklock._words.runs import (
     error_in_words,
     miss_in_words,
     run_notes,
+    when_of,
 )
 from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, pauser_in_words
 from apscheduler_tasklock.dashboard.actions import ACTIONS
@@ -117,7 +118,7 @@ def _shape_link(shape: Shape, lane: str, by: str) -> str:
         if first.run is None:  # it is not in the history yet
             return f"task?{urlencode({'name': first.task or ''})}"
         # In whole seconds, as the fields of the list have them.
-        began = math.floor(first.run.started_at.timestamp())
+        began = math.floor(when_of(first.run).timestamp())
         return f"runs?{urlencode({'name': first.task, 'since': began, 'until': began + 1})}"
     begin = math.floor(min(entry.since for entry in shape.entries).timestamp())
     end = math.ceil(max(entry.until or entry.since for entry in shape.entries).timestamp()) + 1
@@ -125,9 +126,7 @@ def _shape_link(shape: Shape, lane: str, by: str) -> str:
     if by == "replica" and lane:
         wanted["replica"] = lane
     if all(entry.outcome == "missed" for entry in shape.entries):
-        # A missed run time is listed at the time at which it was noted.
         wanted["outcome"] = "missed"
-        end += 3600
     return f"runs?{urlencode({**wanted, 'since': begin, 'until': end})}"
 
 
@@ -148,6 +147,7 @@ def _templates() -> jinja2.Environment:
         did_in_words=did_in_words,
         action_in_words=action_in_words,
         miss_in_words=miss_in_words,
+        when_of=when_of,
         error_in_words=error_in_words,
         ending_in_words=ending_in_words,
         run_notes=run_notes,

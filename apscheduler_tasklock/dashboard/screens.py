@@ -6,7 +6,7 @@ Each screen is a function of the reads, the request's query and a time. What it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from itertools import pairwise
@@ -36,7 +36,7 @@ from apscheduler_tasklock._words.replicas import (
     tasks_of_one,
     that_have,
 )
-from apscheduler_tasklock._words.runs import durations_in_words
+from apscheduler_tasklock._words.runs import durations_in_words, more_in_words
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import (
     as_listed,
@@ -286,6 +286,14 @@ def overview(context: Context) -> Screen:
             *patterns, outcome=BAD_OUTCOMES, since=day_ago, limit=_MOST_TROUBLES
         ),
     )
+    # Kept apart from the other runs, because there are few retries.
+    retries = collector.read(
+        ("healed", patterns),
+        lambda locks: locks.runs(
+            *patterns, outcome="ok", kind="retry", since=day_ago, limit=_MOST_TROUBLES
+        ),
+    )
+    healed = {(run.task, run.scheduled_at) for run in retries or ()}
     # An operator knows of a pause, which the lanes show, too.
     bad = [run for run in troubles or () if run.cause != MissCause.PAUSED.value]
     hour_ago = now - timedelta(hours=1)
@@ -301,7 +309,7 @@ def overview(context: Context) -> Screen:
     screen = collector.screen("overview.html", "Overview", found)
     screen.data = {"overview": found, "troubles": bad}
     screen.drawn = {
-        "last_of_each": _last_of_each(bad),
+        "last_of_each": _last_of_each(bad, healed),
         "day_ago": screen.formats.field(day_ago),
         "lines": state_lines(found, screen.formats),
         "said": {each.what for each in findings if FINDING_KINDS[each.what].said},
@@ -331,15 +339,18 @@ def _unlisted(found: Overview | None) -> dict[str, int]:
     }
 
 
-def _last_of_each(runs: Sequence[Run]) -> list[tuple[Run, int]]:
-    """Return the newest entry of each task and outcome, and how many of that outcome it has.
+def _last_of_each(
+    runs: Sequence[Run], healed: Collection[tuple[str, datetime | None]]
+) -> list[tuple[Run, str]]:
+    """Return the newest entry of each task and outcome, and what is told of those before it.
 
     :param runs: the entries, the newest first
+    :param healed: the tasks and run times that have succeeded at a retry
     """
     of_each: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         of_each.setdefault((run.task, run.outcome), []).append(run)
-    return [(each[0], len(each)) for each in of_each.values()]
+    return [(each[0], more_in_words(each, healed)) for each in of_each.values()]
 
 
 def state_lines(found: Overview | None, formats: Formats) -> list[tuple[str, str, str]]:

@@ -15,12 +15,14 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, ProgrammingError, transaction
+from django.db.models import Case, When
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
 
+from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.patterns import shown_name
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._lock.words import seconds_in_words, unreadable_in_words
@@ -37,6 +39,8 @@ from apscheduler_tasklock._words.runs import (
     error_in_words,
     miss_in_words,
     run_notes,
+    took_in_words,
+    when_of,
 )
 from apscheduler_tasklock._words.tasks import as_listed, pauses_of
 from apscheduler_tasklock.django.configuration import configuration
@@ -516,10 +520,13 @@ class RunAdmin(ReadOnlyAdmin):
         """Return the task's name; for what an operator did with all tasks, a pattern of names."""
         return shown_name(run.task_name)
 
-    @admin.display(description="when", ordering="started_at")
+    @admin.display(
+        description="when",
+        ordering=Case(When(ring="misses", then="scheduled_at"), default="started_at"),
+    )
     def started(self, run: Any) -> str:
-        """Return when the run began, its miss was noted, or an operator did it."""
-        return _time(run.started_at)
+        """Return when the run began, was missed, or an operator did it."""
+        return _time(when_of(run))
 
     @admin.display(description="took")
     def took(self, run: Any) -> str:
@@ -760,7 +767,7 @@ def _took_with_usual(status: TaskStatus, usual: float | None) -> str:
     if status.took is None:
         return "-"
     told = f" (usually {seconds_in_words(usual)})" if usual is not None else ""
-    return f"{seconds_in_words(status.took)}{told}"
+    return f"{took_in_words(status, _FORMATS)}{told}"
 
 
 def _outcome(status: TaskStatus) -> str:
@@ -804,7 +811,8 @@ _FORMATS = _Formats()
 def _took(run: Any) -> str:
     if run.kind == "operator" or run.outcome == "missed":
         return ""
-    return seconds_in_words((run.ended_at - run.started_at).total_seconds())
+    took = seconds_in_words((run.ended_at - run.started_at).total_seconds())
+    return outcome_named(run.outcome).took.format(took)
 
 
 def _error(run: Any) -> Any:

@@ -207,6 +207,8 @@ def took_so(told: Told, run: TrueRun | None, at: float, took: float) -> bool:
             or run.cut_off
             or (told.truth.in_outage(at, told.now))
         )
+    if run.died is not None:
+        return run.died - at <= took + CLOSE
     if run.ended is None or run.begun is None or run.cut_off:
         return True
     return run.ended - run.begun - 0.6 <= took <= (run.released or run.ended) - at + CLOSE
@@ -235,6 +237,8 @@ ENDINGS: dict[str, Callable[[Told, TrueRun], bool]] = {
 # What may have become of a run that has not renewed its lease.
 EITHER = "it died, or its end has not been written yet"
 HOW = rf"(?P<how>{'|'.join(ENDINGS)})(?: \({EITHER}\))?"
+# What is known of how long a run took, if its end is not.
+BOUND = "(?P<bound>at most |over )?"
 
 
 def lease_ended(told: Told, run: TrueRun | None) -> bool:

@@ -11,6 +11,7 @@ from tests.night.checks import CLOSE, Finding, check, seconds
 from tests.night.plan import BATCH, BY_TASK, GRACE, LEASE, NAMESPACE
 from tests.night.said import Said
 from tests.night.sayings import (
+    BOUND,
     ENDINGS,
     HOW,
     NOTED,
@@ -39,7 +40,7 @@ from tests.night.truth import Truth
 
 @saying(
     "headline",
-    rf"(?:well: )?its last run, at {{begun}} on {{replica}}, {HOW} after {{took}}",
+    rf"(?:well: )?its last run, at {{begun}} on {{replica}}, {HOW} after {BOUND}{{took}}",
 )
 def _(told: Told) -> bool:
     run = told.run

@@ -10,6 +10,7 @@ from tests.night.checks import CLOSE, Finding, check, seconds
 from tests.night.plan import BATCH, GRACE, LEASE, NEW
 from tests.night.said import Said
 from tests.night.sayings import (
+    BOUND,
     EITHER,
     ENDINGS,
     HOW,
@@ -39,8 +40,8 @@ from tests.night.truth import TrueReplica, Truth
 @saying(
     "why",
     rf"(?P<again>run again: |retried: )?(?:{{due}}|(?P<manual>a manual run)) began at {{begun}} "
-    rf"on {{replica}}, "
-    rf"{HOW} after {{took}} \(token {{token}}\)(?:, to be retried at {{next}})?(?:: {{error}}: "
+    rf"on {{replica}}, {HOW} after {BOUND}{{took}} "
+    rf"\(token {{token}}\)(?:, to be retried at {{next}})?(?:: {{error}}: "
     rf"HTTP 503)?$",
 )
 def _(told: Told) -> bool:
@@ -52,6 +53,7 @@ def _(told: Told) -> bool:
     is_its &= (told.again == "retried: ") == (run.attempt > 1)
     is_its &= told.due is None or run.due is None or abs(told.due - run.due) < CLOSE
     is_its &= (told.error is not None) == (told.how == "failed")
+    is_its &= (told.bound == "at most ") == (told.how == "died with its holder")
     is_its &= told.next is None or -CLOSE - 1 < told.next - (run.ended or 0) - 4 < NOTED
     return is_its and ENDINGS[told.how](told, run) and took_so(told, run, told.begun, told.took)
 
@@ -286,7 +288,7 @@ _DID = {
 @saying(
     "why",
     rf"^{{at}} (?P<did>{'|'.join(_DID)})(?P<all> all tasks \(\*\))? by {{by}}(?: until "
-    rf"(?:resumed|{{until}}))?"
+    rf"resumed| (?:until |\(dropped at ){{until}}(?: if no replica has begun it\))?)?"
     r"(?: \((?P<why>[^)]*)\))?$",
 )
 def _(told: Told) -> bool:

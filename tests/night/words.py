@@ -63,10 +63,7 @@ def show_tells_the_next_run_times(said: Said, truth: Truth) -> Iterator[Finding]
     for name in said.tasks:
         job = BY_TASK[name]
         words = said.screen(f"/task?name={name}").drawn["facts"].get("next runs", "")
-        times = [
-            datetime.fromisoformat(each).replace(tzinfo=timezone.utc).timestamp()
-            for each in re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", words)
-        ]
+        times = moments(words, said.at)
         if job.every is None or job.in_store or job.every_anew or not times:
             continue
         right = job.due_times(truth.begin, times[-1] + 1)

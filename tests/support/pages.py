@@ -246,8 +246,8 @@ class Known:
             and kind in (None, run.kind)
             and replica in (None, run.replica)
             and (not error or error.lower() in _error(run).lower())
-            and (since is None or run.started_at >= since)
-            and (until is None or run.started_at < until)
+            and (since is None or (run.last_scheduled_at or run.started_at) >= since)
+            and (until is None or _when(run) < until)
         ]
         if order == "name":
             found.sort(key=lambda run: run.task)
@@ -384,7 +384,11 @@ class Known:
         return list(self.findings)
 
     def _newest_first(self) -> list[Run]:
-        return sorted(self.runs_, key=lambda run: (run.started_at, run.token or 0), reverse=True)
+        return sorted(self.runs_, key=lambda run: (_when(run), run.token or 0), reverse=True)
+
+
+def _when(run: Run) -> datetime:
+    return (run.scheduled_at if run.outcome == "missed" else None) or run.started_at
 
 
 def _chosen(values: Iterable[Value], patterns: Sequence[str], name: Any) -> list[Value]:

@@ -885,7 +885,7 @@ class TestRun:
         ("task", "run", "status", "words"),
         [
             (ENDED_8, RUN_8, 0, "ended: ok, took 2s on one"),
-            (ENDED_8, DIED_8, 6, "ended: died, took 2s on one"),
+            (ENDED_8, DIED_8, 6, "ended: died, took at most 2s on one"),
             (
                 ENDED_8,
                 run_read(token=8, kind="manual", outcome="error", error_type="ValueError"),

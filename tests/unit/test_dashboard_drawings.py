@@ -90,7 +90,11 @@ class TestStrip:
     def test_a_missed_run_time_is_as_high_as_the_strip(self) -> None:
         strip = strip_of([run(0.0, "missed"), run(2.0)], room=2)
         assert strip.paths == {"ok": "M0 20v-20h2v20z", "missed": "M3 20v-20h2v20z"}
-        assert strip.summary == "1 run, 1 missed"
+        assert strip.summary == "1 run, 1 missed run time"
+
+    def test_the_run_times_of_an_entry_are_counted_as_on_lanes(self) -> None:
+        missed = [replace(run(0.0, "missed"), run_times=number) for number in (8, 1)]
+        assert strip_of([*missed, run(2.0)]).summary == "1 run, 9 missed run times"
 
     def test_runs_that_took_no_time_are_seen(self) -> None:
         assert strip_of([run(0.0)], room=1).paths == {"ok": "M0 20v-3h2v3z"}
@@ -297,7 +301,10 @@ class TestLanes:
     [
         ([entry(0, 1)], "a 00:00:00, ok after 1 min"),
         ([entry(0, 1, kind="takeover")], "a (takeover) 00:00:00, ok after 1 min"),
-        ([entry(0, 1, "died")], "a 00:00:00, died after 1 min: its replica died, or could not"),
+        (
+            [entry(0, 1, "died")],
+            "a 00:00:00, died after at most 1 min: its replica died, or could not",
+        ),
         ([entry(0, None, "running")], "a since 00:00:00, goes on"),
         ([entry(0, None, "too long")], "a since 00:00:00, goes on for longer than it may"),
         ([entry(0, 1, "ok", 12)], "a 00:00:00 to 00:01:00: 12 runs"),

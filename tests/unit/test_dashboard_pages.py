@@ -222,6 +222,29 @@ class TestOverview:
             *("c", "a", "a", "a", "b")
         ]
 
+    def test_misses_are_counted_by_their_run_times(self) -> None:
+        misses = [miss_read(task="a", cause="database", run_times=n) for n in (2, 3, 4)]
+        assert "and 7 more run times" in reader(runs_=misses).words("/")
+
+    @pytest.mark.parametrize(
+        ("healed", "says"),
+        [
+            ((), " and 1 more"),
+            ((1,), " and 1 more; 1 of 2 succeeded at a retry"),
+            ((1, 2), " and 1 more; all succeeded at a retry"),
+        ],
+    )
+    def test_failures_that_a_retry_has_healed_are_told_as_that(
+        self, healed: tuple[int, ...], says: str
+    ) -> None:
+        times = {at: span(10 * at, 10 * at - 1) for at in (1, 2)}
+        failed = [
+            run_read(task="a", token=at, outcome="error", **span_) for at, span_ in times.items()
+        ]
+        retries = [run_read(task="a", token=at + 9, kind="retry", **times[at]) for at in healed]
+        told = reader(runs_=[*failed, *retries]).words("/")
+        assert f"{says} read at" in told
+
     def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
         stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
@@ -769,6 +792,12 @@ class TestTimeline:
             assert '<a href="task?name=d"' in text
             [link] = re.findall('<a href="(runs[?][^"]*)"[^>]*><title>c [^<]*: 9 runs', text)
             assert len(shown.twin(f"/{html.unescape(link)}")["runs"]) == 9
+        # A missed run time is listed at its time, however late it was noted.
+        missed = miss_read(task="m", scheduled_at=ago(40), started_at=ago(20), ended_at=ago(20))
+        shown_too = reader(runs_=[missed])
+        [at_it] = re.findall('<a href="(runs[?]name=m[^"]*)"', shown_too.html("/timeline?by=task"))
+        assert len(shown_too.twin(f"/{html.unescape(at_it)}")["runs"]) == 1
+        assert "11:20:00" in shown_too.words(f"/{html.unescape(at_it)}")
         # The fields of the list have what the address says.
         text = shown.html(f"/{html.unescape(link)}")
         assert 'name="since" value="2026-01-31T11:59:59"' in text

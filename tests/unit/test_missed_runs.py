@@ -30,7 +30,7 @@ from apscheduler_tasklock.errors import (
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.options import KEEP_ONE_OFFS
-from apscheduler_tasklock.status import MissCause
+from apscheduler_tasklock.status import MissCause, RunningRun
 from tests.support.waist import (
     ClaimRequest,
     JobMove,
@@ -55,6 +55,7 @@ class Client:
         )
         self.rejections = Rejections()
         self.longest_doubt = 3600.0
+        self.outage: Any = SimpleNamespace(has_covered=lambda *_span: False)
         self.replica_id = "web-2"
         self.answer: Callable[[Sequence[MissNote]], set[str]] = lambda _notes: set()
         self.sent: list[list[MissNote]] = []
@@ -185,23 +186,35 @@ def test_an_outage_is_not_told_before_the_doubt_is_over(missed: MissedRuns, clie
 
 
 @pytest.mark.parametrize(
-    ("is_running", "waits", "is_away", "told"),
+    ("is_running", "waits", "is_away", "has_lock", "told"),
     [
-        (True, False, False, ("running", "its last run on web-2 was still going on (max_inst")),
-        (False, True, False, ("running", "its last run on web-2 was still waiting for a worker")),
-        # An outage keeps all replicas from running it, and not only this one.
-        (True, False, True, ("database", "the database did not answer")),
-        (False, True, True, ("database", "the database did not answer")),
-        (False, False, True, ("database", "the database did not answer, and the run before it")),
-        (False, False, False, ("database", "the database did not answer, and the run before it")),
+        (True, False, False, False, ("running", "its last run on web-2 was still going on (max_")),
+        (False, True, False, True, ("running", "its last run on web-2 was still waiting for a ")),
+        # The lock keeps all replicas from running it, and not only this one.
+        (
+            *(True, False, False, True),
+            ("running", "its run that began at 2026-01-01 00:00:00 UTC on web-2 (token 7) was"),
+        ),
+        # So does an outage.
+        (True, False, True, True, ("database", "the database did not answer")),
+        (False, True, True, False, ("database", "the database did not answer")),
+        (False, False, True, False, ("database", "the database did not answer, and the run be")),
+        (False, False, False, False, ("database", "the database did not answer, and the run b")),
     ],
 )
-def test_a_job_with_max_instances_runs_here_is_the_cause_only_while_the_database_answers(
-    *, is_running: bool, waits: bool, is_away: bool, told: tuple[str, str]
+def test_max_instances_is_the_cause_only_where_nothing_keeps_all_replicas_from_running_it(
+    *, is_running: bool, waits: bool, is_away: bool, has_lock: bool, told: tuple[str, str]
 ) -> None:
     outage = SimpleNamespace(reason="refused" if is_away else None)
-    locks: Any = SimpleNamespace(outage=outage, replica_id="web-2")
-    cause, reason = too_many_instances(1, locks, is_running=is_running, waits_for_worker=waits)
+    began = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    runs = [
+        RunningRun("other", 5, "web-2", began),
+        RunningRun("job", 6, "web-2", began, lost=True),
+        *([RunningRun("job", 7, "web-2", began)] if has_lock else []),
+    ]
+    locks: Any = SimpleNamespace(outage=outage, replica_id="web-2", what_runs=lambda: runs)
+    job: Any = SimpleNamespace(task_name="job", job=SimpleNamespace(max_instances=1))
+    cause, reason = too_many_instances(job, locks, is_running=is_running, waits_for_worker=waits)
     assert (cause.value, reason[: len(told[1])]) == told
 
 
@@ -388,6 +401,34 @@ class TestRunTimesOfAStoredJob:
         last = 7200.0  # in an hour
         missed.note_stored(request(grace=60.0), lambda: [stretch(0, last, 3, MissCause.PAUSED)])
         assert tell(missed, client) == []
+
+    @pytest.mark.parametrize(
+        ("cause", "is_away", "told"),
+        [
+            (MissCause.UNASKED, True, ("database", "the database did not answer")),
+            (MissCause.UNASKED, False, ("unasked", "unasked")),
+            (MissCause.PAUSED, True, ("paused", "paused")),
+        ],
+    )
+    def test_in_an_outage_no_replica_could_claim_them(
+        self,
+        missed: MissedRuns,
+        client: Client,
+        *,
+        cause: MissCause,
+        is_away: bool,
+        told: tuple[str, str],
+    ) -> None:
+        spans: list[tuple[float, float]] = []
+        client.longest_doubt = 0.0
+        client.outage = SimpleNamespace(has_covered=lambda *span: spans.append(span) or is_away)
+        missed.note_stored(request(), lambda: [stretch(0, 240, 5, cause)])
+        [note] = tell(missed, client)
+        assert (note.cause, note.reason) == told
+        if cause is MissCause.UNASKED:
+            [(first, last)] = spans
+            assert last - first == pytest.approx(240)
+            assert last < time.monotonic()
 
     def test_two_stretches_keep_their_own_counts(self, missed: MissedRuns, client: Client) -> None:
         both = stretch(0, 60, 10, MissCause.PAUSED), stretch(120, 180, 7, MissCause.UNASKED)

@@ -389,3 +389,18 @@ def test_a_row_that_stays_locked_ends_no_outage_of_other_requests(seen: Seen) ->
     seen.go_on(2)
     seen.outage.note_locked(asked)
     assert not seen.outage.is_probed
+
+
+def test_an_outage_covers_what_lies_between_its_begin_and_its_end(seen: Seen) -> None:
+    """It began up to an attempt before it was noticed."""
+    began = 1000.0 + 50
+    seen.answer()
+    assert not seen.outage.has_covered(began, began)
+    seen.go_on(50)
+    seen.fail()
+    seen.go_on(20)
+    assert seen.outage.has_covered(began - ATTEMPT, began + 20)
+    seen.answer()
+    covered = [(-ATTEMPT, 20), (0, 1), (-ATTEMPT - 1, 1), (19, 21), (21, 22)]
+    told = [seen.outage.has_covered(began + first, began + last) for first, last in covered]
+    assert told == [True, True, False, False, False]

@@ -182,6 +182,16 @@ class TestShow:
         ) in told
         assert len(told.partition("\ntask  when")[2].splitlines()[1:]) == 20
 
+    def test_a_death_is_told_as_the_end_of_its_lease_and_is_no_highest_duration(
+        self, show: Show
+    ) -> None:
+        died = run_read(token=2, outcome="died", ended_at=seconds(0))
+        told = show(task_status(), [run_read(token=3), died])
+        assert "took  88\nend   x." in told
+        assert "the highest took 2s\n" in told
+        assert re.search("at most 60s +died", told)
+        assert "the only run in the history, which took at most 60s" in show(task_status(), [died])
+
     def test_it_tells_the_function_the_replicas_and_the_usual_duration(self, show: Show) -> None:
         task = task_status(function="shop.jobs:sync")
         old = replica_status("old", state=ReplicaState.SILENT)
@@ -466,7 +476,7 @@ class TestRuns:
         [row] = cells(run_rows([asked], PlainOutput()))
         assert row == [
             *("sync", "2026-01-31T11:00:00Z", "-", "run", "operator", "-", "-", "-"),
-            "by ann@ops until 2026-01-31T13:00:00Z",
+            "by ann@ops (dropped at 2026-01-31T13:00:00Z if no replica has begun it)",
         ]
 
     @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -12,7 +14,9 @@ from apscheduler_tasklock import DueTimes, Pause, Run, Story, TaskState, TaskSta
 from apscheduler_tasklock._words.runs import ending_in_words, run_notes
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import facts_of
+from apscheduler_tasklock.dashboard.formats import Formats
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
+from tests.support.rows import task_status
 
 AT = datetime(2026, 1, 31, 3, tzinfo=timezone.utc)
 TASK = TaskStatus(
@@ -89,6 +93,27 @@ def test_facts_are_in_the_readers_formats_and_empty_ones_are_left_out() -> None:
         "lock times": "minimum [3600], for the window until [04:00]; maximum [3600]",
         "paused": "paused by ann since [03:00] until [12:00] (move)",
     }
+
+
+@pytest.mark.parametrize(
+    ("zone", "due_at", "words"),
+    [
+        ("Asia/Tokyo", "2099-03-28T18:00+00:00", "2099-03-29 03:00:00, .* 2099-03-29 07:00:00"),
+        # Clocks are put back in the page's zone, so that two would read the same.
+        (
+            "Europe/Berlin",
+            "2099-10-25T00:00+00:00",
+            "2099-10-25 00:00:00, .* 2099-10-25 04:00:00 UTC",
+        ),
+    ],
+)
+def test_a_page_has_next_runs_in_the_zone_of_its_other_times(
+    zone: str, due_at: str, words: str
+) -> None:
+    schedule = {"type": "interval", "length": [0, 3600, 0], "end": None, "jitter": 0.0}
+    task = task_status(schedule=schedule, zone="UTC", due_at=datetime.fromisoformat(due_at))
+    facts = facts_of(task, [], Formats(ZoneInfo(zone), AT), None, [], AT)
+    assert re.fullmatch(words, facts["next runs"])
 
 
 def test_a_story_is_in_the_readers_formats_and_empty_sections_are_left_out() -> None:

@@ -41,6 +41,7 @@ from tests.support.rows import (
     STAYS_ALIVE,
     STAYS_OK,
     STAYS_RUNNING,
+    add_miss,
     add_replica,
     add_run,
     add_task,
@@ -197,7 +198,7 @@ class TestRuns:
         user = rf"\S+@{re.escape(socket.gethostname())}"
         told = [
             ("paused", rf"by {user} until resumed"),
-            ("run", rf"by {user} until \S+Z"),
+            ("run", rf"by {user} \(dropped at \S+Z if no replica has begun it\)"),
             ("resumed", rf"by {user}"),
             ("paused", rf"by {user} until \S+Z \(the shop is closed\)"),
         ]
@@ -239,13 +240,15 @@ class TestRuns:
                 eventually(lambda: any("long" in line for line in lines), 30)
                 add_run(connection, "sync", 3, started_at="now()", ended_at="now()")
                 eventually(lambda: sum("sync" in line for line in lines) == 2)
+                add_miss(connection, "sync", 0, started_at="now()", ended_at="now()")
+                eventually(lambda: any("missed" in line for line in lines))
                 process.send_signal(2)
                 reader.join(60)
                 assert process.wait(60) == 0
             finally:
                 process.kill()
         assert sum("long" in line for line in lines) == 1
-        assert len(lines) == 3 + (not form)
+        assert len(lines) == 4 + (not form)
 
 
 class TestMetrics:

@@ -478,20 +478,21 @@ class TestRecentRuns:
         for token in range(1, 6):
             outcome = "'error'" if token == 4 else "'ok'"
             add_run(connection, "a", token, outcome=outcome, started_at=ago(minutes=60 - token))
-        add_miss(connection, "a", 0, started_at=ago(minutes=10))
+        # In its place by its run time, although it was noted later.
+        add_miss(connection, "a", 0, scheduled_at=ago(minutes=57.5), started_at=ago(minutes=10))
         add_action(connection, "a", 0)
         add_run(connection, "a*", 9)
         add_run(connection, "ab", 10)
         found = operator.recent_runs("a*", "a", "none", "a")
         assert list(found) == ["a*", "a", "none"]
         assert {name: tokens(runs) for name, runs in found.items()} == {
-            "a": [None, 5, 4, 3, 2, 1],
+            "a": [5, 4, 3, None, 2, 1],
             "a*": [9],
             "none": [],
         }
-        assert found["a"][0].outcome == "missed"
-        assert found["a"][2].outcome == "error"
-        assert tokens(operator.recent_runs("a", limit=3)["a"]) == [None, 5, 4]
+        assert found["a"][3].outcome == "missed"
+        assert found["a"][1].outcome == "error"
+        assert tokens(operator.recent_runs("a", limit=3)["a"]) == [5, 4, 3]
 
     def test_a_run_time_that_was_run_after_all_is_no_miss(
         self, operator: TaskLocks, connection: Connection
@@ -502,6 +503,67 @@ class TestRecentRuns:
 
     def test_no_names_have_no_runs(self, operator: TaskLocks) -> None:
         assert operator.recent_runs() == {}
+
+
+@pytest.mark.parametrize("patterns", [("sync",), ()], ids=["by name", "all"])
+def test_that_an_operator_has_freed_a_task_is_no_outcome_of_a_run(
+    operator: TaskLocks, connection: Connection, patterns: tuple[str, ...]
+) -> None:
+    add_run(connection, "sync", 1, outcome="'freed'")
+    add_action(connection, "sync", 0, outcome="'freed'")
+    add_action(connection, "sync", 1, outcome="'paused'")
+
+    def found(**wanted: Any) -> list[str]:
+        return sorted(run.kind for run in operator.runs(*patterns, **wanted))
+
+    assert found(outcome=["freed", "error"]) == ["schedule"]
+    assert found(outcome=["freed", "paused"]) == ["operator", "schedule"]
+    assert found(outcome="freed", kind="operator") == ["operator"]
+    assert found() == ["operator", "operator", "schedule"]
+
+
+class TestTimesOfMisses:
+    """A missed run time is listed at its time, and not at the time at which it was noted."""
+
+    @pytest.mark.parametrize("patterns", [("sync",), ()], ids=["by name", "all"])
+    @pytest.mark.parametrize(
+        ("since", "until", "found"),
+        [
+            (50, 40, ["missed"]),  # from the first of its run times to the last
+            (39, 31, ["missed"]),
+            (31, 29, ["missed", "ok"]),
+            (60, 45, ["missed"]),
+            (60, 51, []),
+            (29, 1, []),  # it was noted then
+        ],
+    )
+    def test_they_are_found_by_their_run_times(
+        self,
+        operator: TaskLocks,
+        connection: Connection,
+        patterns: tuple[str, ...],
+        since: int,
+        until: int,
+        found: list[str],
+    ) -> None:
+        times = {"scheduled_at": ago(minutes=50), "last_scheduled_at": ago(minutes=30)}
+        noted = {"started_at": ago(minutes=10), "ended_at": ago(minutes=5)}
+        add_miss(connection, "sync", 0, run_times="3", **times, **noted)
+        add_run(connection, "sync", 1, started_at=ago(minutes=30), ended_at=ago(minutes=30))
+        span = {"since": moment(minutes=since + 0.1), "until": moment(minutes=until - 0.1)}
+        runs = operator.runs(*patterns, **span)
+        assert sorted(run.outcome for run in runs) == found
+
+    @pytest.mark.parametrize("patterns", [("sync",), ()], ids=["by name", "all"])
+    def test_they_are_in_order_by_their_run_times(
+        self, operator: TaskLocks, connection: Connection, patterns: tuple[str, ...]
+    ) -> None:
+        for token, minutes in ((1, 50), (2, 30)):
+            began = ago(minutes=minutes)
+            add_run(connection, "sync", token, started_at=began, ended_at=began)
+        times = {"scheduled_at": ago(minutes=40), "started_at": ago(minutes=10)}
+        add_miss(connection, "sync", 0, **times)
+        assert tokens(operator.runs(*patterns)) == [2, None, 1]
 
 
 class TestPagesOfRuns:
