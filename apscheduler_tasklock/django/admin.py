@@ -38,7 +38,7 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
     run_notes,
 )
-from apscheduler_tasklock._words.tasks import as_listed, pauses_of
+from apscheduler_tasklock._words.tasks import as_listed, pauses_of, took_in_words
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task
@@ -375,7 +375,7 @@ class TaskAdmin(SteeredAdmin):
     @admin.display(description="next due", ordering="due_at")
     def due(self, task: Any) -> str:
         """Return when the task is due next."""
-        return _time(task.status.due_at) if task.status else "-"
+        return _time(task.listed.due_at) if task.status else "-"
 
     @admin.display(description="last success")
     def succeeded(self, task: Any) -> str:
@@ -760,7 +760,7 @@ def _took_with_usual(status: TaskStatus, usual: float | None) -> str:
     if status.took is None:
         return "-"
     told = f" (usually {seconds_in_words(usual)})" if usual is not None else ""
-    return f"{seconds_in_words(status.took)}{told}"
+    return f"{took_in_words(status, _FORMATS)}{told}"
 
 
 def _outcome(status: TaskStatus) -> str:

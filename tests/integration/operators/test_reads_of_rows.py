@@ -54,6 +54,7 @@ def test_each_task_is_read_as_the_tests_of_words_have_it(
 ) -> None:
     for name, columns in ROWS.items():
         add_task(connection, name, **columns)
+    add_replica(connection, "two", seen_at="now() - interval '2 days'")
     found = {task.name: task for task in OPERATIONS.tasks(raw_cursor(connection))}
     assert found.keys() == READ.keys()
     for name, columns in READ.items():
