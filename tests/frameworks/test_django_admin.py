@@ -110,7 +110,7 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     assert cells(page, "running").startswith("running | running | ")
     assert " | not over, so far 1 min" in cells(page, "running")
     assert cells(page, "dead").startswith("dead | dead | ")
-    assert " | died, took 2 s | " in cells(page, "dead")
+    assert " | died, took at most 2 s | " in cells(page, "dead")
     paused = rf"paused \| paused; paused by me@here since {moment} until resumed \(closed\) \| "
     assert re.match(paused, cells(page, "paused"))
     assert " | ValueError (3 in a row), took 2 s | " in cells(page, "fails")
@@ -122,7 +122,7 @@ def test_the_list_of_tasks_says_what_each_is_doing(
     assert " | cut, took 2 s | " in cells(page, "was cut")
     assert cells(page, "handed over").startswith("handed over | cut | ")
     assert cells(page, "took long").startswith("took long | failing | ")
-    assert " | overran, took 2 s | " in cells(page, "took long")
+    assert " | overran, took over 2 s | " in cells(page, "took long")
     assert cells(page, "over").endswith(" on one | ok, took 2 s | -")
     assert cells(page, "wild*").startswith("wild* | ok | ")
     assert cells(page, "wilder").startswith("wilder | ok | ")
