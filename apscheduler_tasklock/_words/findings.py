@@ -568,7 +568,10 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
         unseen = rows.now - replica.seen_at
         if replica.state.value in GONE_SILENT and unseen < _A_DAY:
             ago = seconds_in_words(unseen.total_seconds())
-            says, name = f"{replica.state_in_words}, seen last {ago} ago", replica.replica_id
+            says, name = (
+                f"{replica.state_in_words}, last sign of life {ago} ago",
+                replica.replica_id,
+            )
             yield _found(replica.state.value, says, replica=name, since=replica.seen_at)
 
 

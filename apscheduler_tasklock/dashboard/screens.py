@@ -948,8 +948,8 @@ def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[st
         is_of_many = run.task.endswith("*")
         shades.append((run.task[:-1] if is_of_many else run.task, is_of_many, shade))
     for begin, end in _outages(found.outages):
-        title = "the database did not answer: nobody ran the run times from "
-        title += f"{formats.moment(begin)} to {formats.moment(end)}"
+        missed = f"run times from {formats.moment(begin)} to {formats.moment(end)} were missed"
+        title = f"the database did not answer: {missed}"
         shades.append(("", True, span.shade(begin, end, "outage", title)))
 
     def behind(lane: str) -> list[Shade]:

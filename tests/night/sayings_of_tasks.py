@@ -565,8 +565,13 @@ def _(told: Told) -> bool:
     return is_its and (told.names is None or all_may_have(told))
 
 
-@saying("died", "^(?P<state>died)(?P<stopping> while it was stopping)?, seen last {age} ago$")
-@saying("silent", "^(?P<state>silent)(?P<stopping> while it was stopping)?, seen last {age} ago$")
+@saying(
+    "died", "^(?P<state>died)(?P<stopping> while it was stopping)?, last sign of life {age} ago$"
+)
+@saying(
+    "silent",
+    "^(?P<state>silent)(?P<stopping> while it was stopping)?, last sign of life {age} ago$",
+)
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.about]
     how = "has died" if told.state == "died" else "is silent"
