@@ -271,3 +271,13 @@ def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection)
         add_job(connection, name, task_name=f"'{name}'")
     jobs = OPERATIONS.jobs(raw_cursor(connection))
     assert {job.id: job.has_replica for job in jobs} == {"sent": True, "lost": False}
+
+
+def test_a_run_that_began_after_the_time_of_the_read_has_taken_no_time(
+    connection: Connection, now: datetime
+) -> None:
+    add_task(connection, "begun", **{**RUNNING, "started_at": "now() + interval '4 h'"})
+    [task] = OPERATIONS.tasks(raw_cursor(connection))
+    assert task.started_at is not None
+    assert task.started_at > now
+    assert task.took == 0.0
