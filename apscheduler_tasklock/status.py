@@ -27,7 +27,11 @@ class TaskState(str, Enum):
     The task has this state also while another replica runs a later window; see
     ``TaskStatus.stuck``.
     """
+    HOLDER_SILENT = "holder silent"
+    """The last run is not over, and its replica has died or is silent, as its state says. Nobody
+    knows whether the run goes on. No other replica runs the task before the lease has ended."""
     RUNNING = "running"
+    """A run of the task goes on, on a replica that is alive as far as rows tell."""
     PAUSED = "paused"
     """The task is paused, or its stored job is, and no run of it is going on or dead."""
     DEAD = "dead"
@@ -55,8 +59,8 @@ class TaskState(str, Enum):
 URGENCY = (
     *(TaskState.UNREADABLE, TaskState.TOO_LONG, TaskState.DEAD, TaskState.OVERDUE),
     *(TaskState.FAILING, TaskState.MISSED, TaskState.CUT, TaskState.LATE, TaskState.RETRYING),
-    *(TaskState.RUNNING, TaskState.PAUSED, TaskState.GONE, TaskState.NEW),
-    TaskState.OK,
+    *(TaskState.HOLDER_SILENT, TaskState.RUNNING, TaskState.PAUSED, TaskState.GONE),
+    *(TaskState.NEW, TaskState.OK),
 )
 # The orders in which ``TaskLocks.tasks`` returns tasks.
 ORDERS = ("name", "due", "started", "duration", "failures", "urgency")
@@ -201,8 +205,8 @@ class TaskStatus:
     :ivar due_at: when the next run is due; ``None`` if there is none, or its time is not known
     :ivar overdue_at: from when the next run counts as overdue
     :ivar late_by: seconds since ``due_at``; ``None`` unless the task is late or overdue
-    :ivar took: seconds that the last run took, or has taken so far; for a run that died or was
-        handed over, the seconds until its lease ended
+    :ivar took: seconds that the last run took, or has taken so far, at most if its holder is
+        silent; for a run that died or was handed over, the seconds until its lease ended
     :ivar outcome: outcome of the last run: as in :class:`Run`, or ``"cut"`` if a shutdown has
         cut the run or handed it over; ``None`` while the run goes on, and if it is not known
     :ivar cut_for: seconds since a stop cut the last run or handed it over; ``None`` if no stop did,
@@ -304,10 +308,11 @@ class Overview:
     :ivar late_by: seconds for which the latest task has been due, if it is not gone; 0: none is due
     :ivar findings: what an operator should know, the worst first. They are what
         ``apscheduler-tasklock check`` tells, and no list limits them.
-    :ivar running: tasks with the states running and too long, the run that began first first
+    :ivar running: tasks with the states running, holder silent and too long, the run that began
+        first first
     :ivar due_next: tasks that are due in the future and not paused, the soonest first
-    :ivar paused: tasks that are paused or whose stored job is, also those whose state is running
-        or too long. Tasks with pauses of their own come first.
+    :ivar paused: tasks that are paused or whose stored job is, also those of which a run goes on.
+        Tasks with pauses of their own come first.
     :ivar pauses_of_all: the pauses of all tasks that have not ended
     :ivar alive: how many replicas are alive; ``None``: the replicas cannot be read
     :ivar silent: how many replicas have given a sign of life in the last day, and are now silent or
@@ -545,9 +550,10 @@ class LaneEntry:
     :ivar replica: the replica that ran it, or noted that it was missed; ``None``: several did
     :ivar kind: as in :class:`Run`
     :ivar outcome: as in :class:`Run`, all have the same; ``"running"``: the run goes on;
-        ``"too long"``: it goes on, and for longer than it may
+        ``"too long"``: it goes on, and for longer than it may; ``"holder silent"``: it is not over,
+        and its replica has died or is silent
     :ivar since: when the run began, or the missed run time; of several, of the first one
-    :ivar until: when the run ended; of several, the last one; ``None``: it goes on
+    :ivar until: when the run ended; of several, the last one; ``None``: it is not over
     :ivar count: how many runs or missed run times these are
     :ivar run: the history's entry, if there is one and it stands alone
     """

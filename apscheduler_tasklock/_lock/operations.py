@@ -84,6 +84,7 @@ from apscheduler_tasklock.status import (
     Pause,
     PauseChange,
     RunRequest,
+    TaskState,
     TaskStatus,
 )
 
@@ -1053,11 +1054,12 @@ def _not_freed(task: TaskStatus, token: int, *, run_again: bool) -> TaskLockStat
         )
         on_page = "free the task without opening the window, and then run it now"
     else:
-        why = (
-            f"its holder {task.holder!r} may be alive, and has the lock until "
-            f"{task.locked_until:%Y-%m-%d %H:%M:%S %Z}"
-        )
-        remedy = "if its run hangs, use --force (`force=True`)"
-        on_page = 'if its run hangs, tick the box "also if the holder may be alive"'
+        is_silent = task.state is TaskState.HOLDER_SILENT
+        how = "has died or is silent" if is_silent else "may be alive"
+        until = f"{task.locked_until:%Y-%m-%d %H:%M:%S %Z}"
+        why = f"its holder {task.holder!r} {how}, and has the lock until {until}"
+        if_so = "if you know that it is dead" if is_silent else "if its run hangs"
+        remedy = f"{if_so}, use --force (`force=True`)"
+        on_page = f'{if_so}, tick the box "also if the holder may be alive"'
     why = f"task {task.name!r} (token {token}) is not freed: {why}"
     return TaskLockStateError(why, remedy=remedy, on_page=on_page)

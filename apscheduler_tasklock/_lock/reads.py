@@ -55,6 +55,7 @@ from apscheduler_tasklock._lock.statements import (
     MAY_BE_CLAIMED,
     NEVER,
     SHORTEST_WAIT,
+    SILENT_AFTER,
     Statement,
     all_pauses,
     for_template,
@@ -128,9 +129,11 @@ _OVERDUE = f"""
 _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM alive)
             AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off
             AND lock.task_name NOT IN (SELECT task_name FROM known))"""
+# Whether the holder of a task has died or is silent, as operators see it.
+_IS_HOLDER_SILENT = "EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by)"
 # A run that goes on beyond its maximum lock, on a replica that still gives signs of life.
-_OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
-                AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
+_OVERRUNS = f"""(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
+                AND NOT {_IS_HOLDER_SILENT})"""
 # A run that goes on although its lock is lost, and takes longer than it may.
 _IS_STUCK = f"""((lost.token < lock.token OR lock.finished_at IS NULL
                  OR lock.last_outcome IN {in_sql(UNRELEASED)})
@@ -181,10 +184,11 @@ _OUTCOME = f"""
          WHEN lock.overran THEN 'overran' ELSE 'died' END
 """
 # How long the last run took, or has taken so far, in seconds.
-_TOOK = f"""extract(epoch FROM CASE
+# A run may have begun after the time of the read, which is that of its transaction's begin.
+_TOOK = f"""GREATEST(0::float8, extract(epoch FROM CASE
         WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
         WHEN {_OVERRUNS} THEN now() ELSE LEAST(now(), lock.locked_until) END
-    - lock.started_at)::float8"""
+    - lock.started_at)::float8)"""
 _FAILURES = f"CASE WHEN {_IS_RETRIED} THEN 0 ELSE lock.failures END"
 # How the last failure came about. It stands beside the next run until that one is over.
 _FAILURE = f"""
@@ -197,7 +201,8 @@ _STATE = f"""
     CASE WHEN stuck.tokens IS NOT NULL THEN 'too long'
          WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
-                        THEN 'too long' ELSE 'running' END
+                        THEN 'too long' WHEN {_IS_HOLDER_SILENT} THEN 'holder silent'
+                        ELSE 'running' END
          WHEN {_OVERRUNS} THEN 'too long'
          WHEN in_pause.now THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
@@ -396,7 +401,7 @@ _LISTS = {
         _IS_WATCHED,
         f"state NOT IN ('too long', 'dead', 'overdue'), {_PLACE_BY_URGENCY}, task_name",
     ),
-    "running": ("state IN ('running', 'too long')", "begun_at, task_name"),
+    "running": ("state IN ('running', 'holder silent', 'too long')", "begun_at, task_name"),
     "due_next": ("due_at > now() AND NOT paused AND state <> 'paused'", "due_at, task_name"),
     # Tasks with own pauses come first, because a pause of all tasks may apply to thousands.
     "paused": (
@@ -472,6 +477,16 @@ class Reads:
             SELECT task_name, min(id) AS job_id, max(changed_at) AS paused_since
             FROM {self._jobs_name} WHERE NOT ended AND task_name IS NOT NULL
             GROUP BY task_name HAVING pg_catalog.bool_and(next_run_time IS NULL)"""
+        # The replicas that have died or are silent. One that is heard has died if the death of a
+        # run of it was noted since its last sign of life, so few entries are read.
+        self._found_dead = f"""
+            UNION ALL
+            SELECT run.replica
+            FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
+                 JOIN replicas ON run.replica = replica_id AND heard AND run.ended_at > seen_at
+            WHERE lock.failed_at > now() - {SILENT_AFTER}::float8 * interval '1 second'
+                  AND run.ring = 'failures' AND run.outcome = 'died'"""
+        self._unheard = f"SELECT replica_id FROM replicas WHERE NOT heard{self._found_dead}"
         self._job_pausers = Statement(f"""
             SELECT task_name AS task, started_at AS since, by FROM {self._runs}
             WHERE task_name = ANY (%(names)s::text[]) AND ring = 'actions'
@@ -636,7 +651,7 @@ class Reads:
         queries = f"""
             replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
             alive AS (SELECT tasks FROM replicas WHERE alive),
-            unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
+            unheard AS ({self._unheard}),
             lost AS ({_LOST}),
             paused_jobs AS ({self._paused_jobs}),
             known AS (SELECT task_name FROM (
@@ -888,7 +903,7 @@ class Reads:
             ) AS run
         """)
         queries = f"""replicas AS ({replicas}), lost AS ({_LOST}),
-                      unheard AS (SELECT replica_id FROM replicas WHERE NOT heard)"""
+                      unheard AS ({self._unheard})"""
         self._lanes = {}
         for by in ("task", "replica"):
             told = lanes(
@@ -935,11 +950,14 @@ class Reads:
         """Return a statement, and its forms for roles that cannot read the tables beside it.
 
         :param replicas: the query of the replicas in the template
-        :return: the statement; without the stored jobs; and without the replicas, too
+        :return: the statement; without the stored jobs; without the history, too; and without the
+            replicas, too
         """
         without_jobs = template.replace(self._paused_jobs, _NO_PAUSED_JOBS)
-        without_replicas = without_jobs.replace(replicas, _NO_REPLICAS)
-        return Statement(template), Statement(without_jobs), Statement(without_replicas)
+        without_runs = without_jobs.replace(self._found_dead, "")
+        without_replicas = without_runs.replace(replicas, _NO_REPLICAS)
+        forms = template, without_jobs, without_runs, without_replicas
+        return tuple(map(Statement, forms))
 
     def tasks(
         self,

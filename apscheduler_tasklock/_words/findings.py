@@ -410,7 +410,8 @@ def _of_failure(task: TaskStatus, now: datetime) -> Finding | None:
     if not task.failures or task.acknowledged:
         return None
     says = last_failure_in_words(task, ())
-    is_takeover = task.state is TaskState.RUNNING and task.kind == "takeover"
+    goes_on = task.state in (TaskState.RUNNING, TaskState.HOLDER_SILENT)
+    is_takeover = goes_on and task.kind == "takeover"
     if task.failures == 1 and is_takeover and task.failed_at is not None:
         # A takeover counts the death when it begins.
         heals_until = task.failed_at + timedelta(seconds=_TWO_POLLS + _grace(task))
@@ -567,7 +568,10 @@ def _of_replicas(rows: WatchedRows) -> Iterator[Finding]:
         unseen = rows.now - replica.seen_at
         if replica.state.value in GONE_SILENT and unseen < _A_DAY:
             ago = seconds_in_words(unseen.total_seconds())
-            says, name = f"{replica.state_in_words}, seen last {ago} ago", replica.replica_id
+            says, name = (
+                f"{replica.state_in_words}, last sign of life {ago} ago",
+                replica.replica_id,
+            )
             yield _found(replica.state.value, says, replica=name, since=replica.seen_at)
 
 

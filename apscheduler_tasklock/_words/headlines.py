@@ -10,9 +10,15 @@ from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED, outcome_named
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import HEALING
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock._words.replicas import begins_runs, none_begins
-from apscheduler_tasklock._words.runs import error_in_words, miss_in_words, took_in_words
-from apscheduler_tasklock._words.tasks import last_failure_in_words, pauses_of
+from apscheduler_tasklock._words.next_run_times import due_of
+from apscheduler_tasklock._words.replicas import (
+    begins_runs,
+    none_begins,
+    who_runs_meanwhile,
+    why_silent,
+)
+from apscheduler_tasklock._words.runs import error_in_words, miss_in_words
+from apscheduler_tasklock._words.tasks import last_failure_in_words, pauses_of, task_took_in_words
 from apscheduler_tasklock.status import (
     Finding,
     ReplicaStatus,
@@ -43,7 +49,7 @@ class OpenRun:
     """A run that is not over, or that is dead and has not been followed.
 
     :ivar took: for how many seconds it has run so far
-    :ivar state: running, too long or dead
+    :ivar state: running, holder silent, too long or dead
     """
 
     run: RunningRun
@@ -72,7 +78,8 @@ def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
     :param now: the database's time
     """
     found = [
-        OpenRun(run, (now - run.since).total_seconds(), TaskState.TOO_LONG) for run in task.stuck
+        OpenRun(run, max(0.0, (now - run.since).total_seconds()), TaskState.TOO_LONG)
+        for run in task.stuck
     ]
     # By the outcome, because the state may tell of a pause, or of a run that has lost its lock.
     is_dead = task.outcome in UNTIMED
@@ -80,8 +87,8 @@ def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
     is_told = task.token in [run.token for run in task.stuck]
     if task.started_at is not None and task.finished_at is None and is_open and not is_told:
         run = RunningRun(task.name, task.token, task.holder, task.started_at)
-        is_too_long = task.state is TaskState.TOO_LONG and not found
-        state = TaskState.TOO_LONG if is_too_long else TaskState.RUNNING
+        states = (TaskState.TOO_LONG, TaskState.HOLDER_SILENT)
+        state = task.state if task.state in states and not found else TaskState.RUNNING
         found.append(OpenRun(run, task.took or 0.0, TaskState.DEAD if is_dead else state))
     return sorted(found, key=lambda each: each.run.since, reverse=True)
 
@@ -124,18 +131,32 @@ def _running(task: TaskStatus, known: _Known) -> str:
     return f"running {_since(task.started_at, task.holder, task.took, known)}"
 
 
+def _holder_silent(task: TaskStatus, known: _Known) -> str:
+    silent = why_silent(task.holder, known.replicas, known.formats)
+    words = silent or f"{task.holder} has died or is silent"
+    since = _since(task.started_at, task.holder, task.took, known, at_most=True)
+    until = known.formats.moment(task.locked_until)
+    words += f", and nobody knows whether its run goes on: {since}"
+    return f"{words}; no other replica runs the task before its lease has ended, at {until}"
+
+
 def _too_long(task: TaskStatus, known: _Known) -> str:
     if not task.stuck:
-        return f"running too long: {_since(task.started_at, task.holder, task.took, known)}"
+        silent = why_silent(task.holder, known.replicas, known.formats)
+        since = _since(task.started_at, task.holder, task.took, known, at_most=bool(silent))
+        return f"running too long: {since}{silent and '; '}{silent}"
     first = task.stuck[0]
     took = (known.now - first.since).total_seconds()
     words = f"running too long: {_since(first.since, first.replica, took, known)}, although its "
-    words += "lock is lost, so that other replicas may run the task meanwhile"
+    words += f"lock is lost; {who_runs_meanwhile(task, known.replicas)}"
     return words + (f"; {len(task.stuck) - 1} more runs are stuck" if len(task.stuck) > 1 else "")
 
 
-def _since(since: datetime | None, where: str, took: float | None, known: _Known) -> str:
-    words = f"since {known.formats.moment(since)} on {where}, for {known.formats.seconds(took)}"
+def _since(
+    since: datetime | None, where: str, took: float | None, known: _Known, *, at_most: bool = False
+) -> str:
+    lasting = f"{'at most ' if at_most else ''}{known.formats.seconds(took)}"
+    words = f"since {known.formats.moment(since)} on {where}, for {lasting}"
     return words + (f" (usually {known.formats.seconds(known.usual)})" if known.usual else "")
 
 
@@ -152,7 +173,8 @@ def _dead(task: TaskStatus, known: _Known) -> str:
         if why:
             return f"{words}; failover cannot run it again, because {why}"
         return f"{words}; failover runs it again on a replica that has the task"
-    due = f", which is due at {moment(task.due_at)}" if task.due_at else ""
+    due_at = due_of(task, known.now)
+    due = f", which is due at {moment(due_at)}" if due_at else ""
     return f"{words}; nobody runs it again before its next run time{due}"
 
 
@@ -224,7 +246,7 @@ def _last_run(task: TaskStatus, known: _Known) -> str:
         return "it has never run"
     ended = outcome_named(task.outcome or "ok").ended
     words = f"its last run, at {known.formats.moment(task.started_at)} on {task.holder}, {ended} "
-    return f"{words}after {took_in_words(task, known.formats)}"
+    return f"{words}after {task_took_in_words(task, known.formats)}"
 
 
 def _next(task: TaskStatus, known: _Known) -> str:
@@ -234,6 +256,7 @@ def _next(task: TaskStatus, known: _Known) -> str:
 _SAYS: Mapping[TaskState, Callable[[TaskStatus, _Known], str]] = {
     TaskState.UNREADABLE: _unreadable,
     TaskState.TOO_LONG: _too_long,
+    TaskState.HOLDER_SILENT: _holder_silent,
     TaskState.RUNNING: _running,
     TaskState.PAUSED: _paused,
     TaskState.DEAD: _dead,

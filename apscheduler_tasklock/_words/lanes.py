@@ -20,8 +20,14 @@ from apscheduler_tasklock.status import Lane, LaneEntry
 # Limits the characters of a name or an error in a title.
 LONGEST_TITLE = 120
 
+# What is said of a run that is not over, by the outcome of its entry.
+_GOES_ON = {
+    "running": "goes on",
+    "too long": "goes on for longer than it may",
+    "holder silent": "its replica has died or is silent, and nobody knows whether it goes on",
+}
 # The outcomes that are told first.
-_FIRST = {*FAILED, "too long", "running"} - {"freed"}
+_FIRST = {*FAILED, *_GOES_ON} - {"freed"}
 
 
 def entries_in_words(entries: Sequence[LaneEntry], formats: Formats) -> str:
@@ -33,9 +39,8 @@ def entries_in_words(entries: Sequence[LaneEntry], formats: Formats) -> str:
         return _several_in_words(entries, formats)
     [entry] = entries
     task = cut(entry.task or "", LONGEST_TITLE)
-    if entry.outcome in ("running", "too long"):
-        words = "goes on" if entry.outcome == "running" else "goes on for longer than it may"
-        return f"{task} since {formats.moment(entry.since)}, {words}"
+    if entry.outcome in _GOES_ON:
+        return f"{task} since {formats.moment(entry.since)}, {_GOES_ON[entry.outcome]}"
     run = entry.run
     if run is None:  # it is over, but no claim has followed that closes it
         return (

@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from apscheduler_tasklock._lock.schedules import NO_FORM
-from apscheduler_tasklock.status import TaskStatus
+from apscheduler_tasklock.status import TaskState, TaskStatus
 
 # How many run times are shown.
 COUNT = 5
@@ -48,6 +48,22 @@ def next_run_times(task: TaskStatus, now: datetime) -> list[datetime]:
         return []
     # By way of UTC, because a run time in an hour that clocks skip is a later one.
     return [each.astimezone(timezone.utc).astimezone(zone) for each in found]
+
+
+def due_of(task: TaskStatus, now: datetime) -> datetime | None:
+    """Return when a task is due, as it is told.
+
+    A due time in a pause, or for which a run was in the way, is run by nobody. So the next run time
+    is told in place of it, if it is known.
+
+    :param now: the time by the database's clock
+    """
+    due_at = task.due_at
+    if due_at is None or due_at > now:
+        return due_at
+    is_taken = task.finished_at is None and due_at < task.locked_until
+    is_taken |= task.paused or task.state is TaskState.PAUSED
+    return next(iter(next_run_times(task, now)), None) if is_taken else due_at
 
 
 def _times_of(trigger: Any, due_at: datetime, now: datetime) -> Sequence[datetime]:

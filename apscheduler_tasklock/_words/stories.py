@@ -36,6 +36,7 @@ from apscheduler_tasklock.status import (
     Run,
     RunningRun,
     Story,
+    TaskState,
     TaskStatus,
     Verdict,
 )
@@ -43,6 +44,7 @@ from apscheduler_tasklock.status import (
 # What became of a run that nobody has closed, by its outcome. After an outage, one whose lease has
 # ended may go on, or may have ended: its replica could report neither.
 _OPEN = {None: "goes on", "cut": outcome_named("cut").ended}
+_SILENT = "may be dead, because its replica has died or is silent"
 _SECOND, _INSTANT = timedelta(seconds=1), timedelta(microseconds=1)
 
 # A run whose lease has ended may have ended, too: after an outage its release may still wait.
@@ -259,7 +261,7 @@ def _headline(story: Story, formats: Formats) -> str:
     others = [run for run in story.running if not _is_told(run, story)]
     words = [_goes_on(run, story.task, formats) for run in others]
     if _is_dead_before(story):
-        became = _OPEN.get(story.task.outcome, _DEAD)
+        became = _became_of_open(story.task, _DEAD)
         words.append(f"{_its_run(story.task, formats)} {became}")
     last = _last_run_time(story, formats)
     if story.verdict is Verdict.RUNNING:
@@ -307,6 +309,16 @@ def _its_run(task: TaskStatus, formats: Formats) -> str:
     return _WITHOUT_RUN_TIME.get(task.kind or "", f"its run of {formats.moment(task.scheduled_at)}")
 
 
+def _became_of_open(task: TaskStatus, otherwise: str) -> str:
+    """Return what became of a run that nobody has closed.
+
+    :param otherwise: what is said of one whose lease has ended
+    """
+    if task.state is TaskState.HOLDER_SILENT:
+        return _SILENT
+    return _OPEN.get(task.outcome, otherwise)
+
+
 def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
     if run.lost:
         return (
@@ -314,7 +326,7 @@ def _goes_on(run: RunningRun, task: TaskStatus, formats: Formats) -> str:
             "its lock is lost"
         )
     began = f"begun at {formats.moment(run.since)} on {run.replica}"
-    return f"{_its_run(task, formats)} goes on, {began}"
+    return f"{_its_run(task, formats)} {_became_of_open(task, _DEAD)}, {began}"
 
 
 def _last_run_time(story: Story, formats: Formats) -> str:
@@ -337,7 +349,7 @@ def _last_run_time(story: Story, formats: Formats) -> str:
         became = _became(story.runs, story.at)
     else:
         kind = task.kind or ""
-        became = _OPEN.get(task.outcome, _DEAD)
+        became = _became_of_open(task, _DEAD)
     if kind in _WITHOUT_RUN_TIME:
         return f"{last} until then was {_WITHOUT_RUN_TIME[kind]}, which {became}"
     return f"{was}, whose run {became}"
@@ -477,7 +489,7 @@ def _running(task: TaskStatus, formats: Formats) -> str:
     words = f"{_what(task.kind, task.scheduled_at, formats)} began at "
     until = formats.moment(task.locked_until)
     ended = f"{_LEASE_ENDED}, which ended at {until}: it died, or its end has not been written yet"
-    became = _OPEN.get(task.outcome, ended)
+    became = _became_of_open(task, ended)
     words += f"{formats.moment(task.started_at)} on {task.holder}, and {became}"
     return f"{words} (token {task.token})"
 

@@ -8,18 +8,19 @@ from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 from apscheduler_tasklock._lock.command_lines import command_line
-from apscheduler_tasklock._lock.outcomes import outcome_named
+from apscheduler_tasklock._lock.outcomes import UNTIMED, outcome_named
 from apscheduler_tasklock._lock.schedules import schedule_of, shown_zone
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock._words.next_run_times import end_of, next_run_times
-from apscheduler_tasklock._words.replicas import none_begins
+from apscheduler_tasklock._words.next_run_times import due_of, end_of, next_run_times
+from apscheduler_tasklock._words.replicas import none_begins, who_runs_meanwhile, why_silent
 from apscheduler_tasklock.status import (
     OptionSource,
     Pause,
     ReplicaState,
     ReplicaStatus,
     Run,
+    RunningRun,
     TaskState,
     TaskStatus,
 )
@@ -67,16 +68,47 @@ def _silence_of(task: TaskStatus, formats: Formats) -> str:
 
 
 def as_listed(task: TaskStatus, now: datetime) -> TaskStatus:
-    """Return a task with the run that a list shows: one that hangs comes before newer ones.
+    """Return a task with the run and the due time that a list shows.
+
+    A run that hangs comes before newer ones.
 
     :param now: the database's time
     """
-    if not task.stuck:
-        return task
-    run = task.stuck[0]
-    took = (now - run.since).total_seconds()
-    listed = replace(task, started_at=run.since, took=took, holder=run.replica)
+    listed = _as_run(task, task.stuck[0], now) if task.stuck else task
+    return replace(listed, due_at=due_of(task, now))
+
+
+def runs_now(tasks: Iterable[TaskStatus], now: datetime) -> list[TaskStatus]:
+    """Return tasks as their runs that are not over: one that has several is there several times.
+
+    :param tasks: tasks that run
+    :param now: the database's time
+    """
+    found = []
+    for task in tasks:
+        found += [_as_run(task, run, now) for run in task.stuck]
+        is_dead = task.outcome in UNTIMED
+        is_open = task.started_at is not None and task.finished_at is None
+        is_open &= task.outcome is None or is_dead
+        if is_open and task.token not in [run.token for run in task.stuck]:
+            own = TaskState.DEAD if is_dead else TaskState.RUNNING if task.stuck else task.state
+            found.append(replace(task, state=own, stuck=()))
+    return found
+
+
+def _as_run(task: TaskStatus, run: RunningRun, now: datetime) -> TaskStatus:
+    """Return a task with the values of a run that still goes on although its lock is lost."""
+    took = max(0.0, (now - run.since).total_seconds())
+    listed = replace(task, token=run.token, holder=run.replica, started_at=run.since, took=took)
+    listed = replace(listed, kind=None, scheduled_at=None, window_until=None, attempt=1)
     return replace(listed, finished_at=None, outcome=None)
+
+
+def task_took_in_words(task: TaskStatus, formats: Formats) -> str:
+    """Return how long the last run took, or has taken so far, as far as it is known."""
+    how = "died" if task.state is TaskState.HOLDER_SILENT else task.outcome
+    took = formats.seconds(task.took)
+    return outcome_named(how or "").took.format(took) if took else ""
 
 
 def why_not_run(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str | None:
@@ -156,6 +188,8 @@ def facts_of(
     now: datetime,
     schema: str | None = None,
     table: str | None = None,
+    *,
+    is_removed: bool = False,
 ) -> dict[str, str]:
     """Return what is known of a task, in words: the facts by their names, without empty ones.
 
@@ -166,19 +200,20 @@ def facts_of(
     :param schema: the schema of the task lock table, for the command lines in the words
     :param table: the name of the task lock table, for the same; ``None``: the words are for a page,
         which has buttons in place of commands
+    :param is_removed: whether an operator has removed its stored job
     """
     facts = {
         "task": task.name,
-        "state": _state_in_words(task, formats, schema, table),
+        "state": _state_in_words(task, formats, replicas, schema, table),
         "paused": "; ".join(pauses_of(task, formats)),
         "function": task.function or "",
         "schedule": schedule_of(task),
-        "replicas": _replicas_in_words(task, replicas),
+        "replicas": _replicas_in_words(task, replicas, is_removed=is_removed),
         "last run": _last_run_in_words(task, formats),
         "usual": formats.seconds(usual),
         "lock times": _lock_times_in_words(task, formats),
         "options": _options_in_words(task, formats),
-        "due": _due_in_words(task, formats),
+        "due": _due_in_words(task, formats, now),
         "next runs": _next_runs_in_words(task, formats, now, is_page=table is None),
         "last success": formats.moment(task.succeeded_at),
         "last failure": formats.moment(task.failed_at),
@@ -189,7 +224,11 @@ def facts_of(
 
 
 def _state_in_words(
-    task: TaskStatus, formats: Formats, schema: str | None, table: str | None
+    task: TaskStatus,
+    formats: Formats,
+    replicas: Sequence[ReplicaStatus] | None,
+    schema: str | None,
+    table: str | None,
 ) -> str:
     free, ends_alarm = "free it", "to acknowledge it ends the alarm"
     if table is not None:
@@ -201,9 +240,12 @@ def _state_in_words(
         )
         free = f"free it: {free_command}"
         ends_alarm = f"`why` tells the reason, and {ack_command} ends the alarm"
+    silent = why_silent(task.holder, replicas, formats) or f"{task.holder} has died or is silent"
     explained = {
+        TaskState.HOLDER_SILENT: f"{silent}, and nobody knows whether its run goes on; locked "
+        f"until {formats.moment(task.locked_until)}",
         TaskState.RUNNING: f"on {task.holder}, locked until {formats.moment(task.locked_until)}",
-        TaskState.TOO_LONG: _too_long_in_words(task, formats),
+        TaskState.TOO_LONG: _too_long_in_words(task, replicas, formats),
         TaskState.DEAD: f"its holder {task.holder} has not renewed its lease, which ended at "
         f"{formats.moment(task.locked_until)}; if no replica takes the run over, {free}",
         TaskState.LATE: f"by {formats.seconds(task.late_by)}",
@@ -222,10 +264,14 @@ def _state_in_words(
     return f"{task.state.value}: {explained}" if explained else task.state.value
 
 
-def _replicas_in_words(task: TaskStatus, replicas: Sequence[ReplicaStatus] | None) -> str:
+def _replicas_in_words(
+    task: TaskStatus, replicas: Sequence[ReplicaStatus] | None, *, is_removed: bool
+) -> str:
     """Return which replicas have the task; ``""`` if only ``hold`` uses the task."""
     if replicas is None:
         return ""
+    if not replicas and is_removed:
+        return "none since its job was removed"
     if not replicas:
         return "none has reported this task" if task.function else ""
     told = [
@@ -255,23 +301,28 @@ def _end_in_words(task: TaskStatus, formats: Formats) -> str:
     """Return how the last run ended, and for how long it ran."""
     took = formats.seconds(task.took)
     if task.outcome is None and task.finished_at is None:
-        return f"so far {took}"
+        return f"so far {task_took_in_words(task, formats)}"
     if task.outcome == "died" and task.finished_at is None:
         # After an outage it may go on: its replica could not renew the lease.
         return f"its lease ended after {took}, and it has not reported its end"
     return outcome_named(task.outcome or "").after.format(took)
 
 
-def _too_long_in_words(task: TaskStatus, formats: Formats) -> str:
+def _too_long_in_words(
+    task: TaskStatus, replicas: Sequence[ReplicaStatus] | None, formats: Formats
+) -> str:
     if not task.stuck:
+        silent = why_silent(task.holder, replicas, formats)
+        if silent:
+            return f"its run has taken at most {formats.seconds(task.took)}, and {silent}"
         return f"it runs on {task.holder} for {formats.seconds(task.took)}"
     stuck = [
         f"on {run.replica} since {formats.moment(run.since)} (token {run.token})"
         for run in task.stuck
     ]
     return (
-        f"a run that has outlived its maximum lock still goes on: {', '.join(stuck)}; other "
-        "replicas may run the task meanwhile. If it hangs, restart that replica"
+        f"a run still goes on although its lock is lost: {', '.join(stuck)}; "
+        f"{who_runs_meanwhile(task, replicas)}. If it hangs, restart that replica"
     )
 
 
@@ -356,8 +407,8 @@ def _ended_in_words(task: TaskStatus, formats: Formats, now: datetime) -> str:
     return f"none: the schedule ended with {end.isoformat()}"
 
 
-def _due_in_words(task: TaskStatus, formats: Formats) -> str:
-    if task.due_at is None:
-        return ""
-    overdue = f", overdue from {formats.moment(task.overdue_at)}" if task.overdue_at else ""
-    return formats.moment(task.due_at) + overdue
+def _due_in_words(task: TaskStatus, formats: Formats, now: datetime) -> str:
+    due_at = due_of(task, now)
+    is_its = due_at == task.due_at and task.overdue_at is not None
+    overdue = f", overdue from {formats.moment(task.overdue_at)}" if is_its else ""
+    return formats.moment(due_at) + overdue

@@ -35,6 +35,7 @@ STATE_STYLES = {
     TaskState.GONE: "dim",
     TaskState.NEW: "cyan",
     TaskState.RUNNING: "bold blue",
+    TaskState.HOLDER_SILENT: "yellow",
     TaskState.PAUSED: "magenta",
     TaskState.LATE: "yellow",
     TaskState.CUT: "yellow",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from apscheduler_tasklock._lock.words import unreadable_in_words
+from apscheduler_tasklock._words.replicas import last_sign_of
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.target import task_locks
@@ -79,18 +80,21 @@ def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | st
         replica.version,
         replica.release or "",
         shown.cell(replica.started_at),
-        shown.cell(replica.seen_at),
+        shown.cell(last_sign_of(replica)),
         Cell(replica.state_in_words, _STYLES[replica.state]),
         str(len(replica.tasks)),
         ", ".join(
-            [_run(run, now, shown) for run in replica.running]
-            + [f"{_run(run, now, shown)} (lease ended)" for run in replica.unfinished]
+            [_run(run, now, shown, at_most=not replica.alive) for run in replica.running]
+            + [f"{_run(run, now, shown, at_most=True)} (lease ended)" for run in replica.unfinished]
         ),
     ]
 
 
-def _run(run: RunningRun, now: datetime, shown: Output) -> str:
-    """Return a run of a replica in words: its task, for how long, and whether its lock is lost."""
+def _run(run: RunningRun, now: datetime, shown: Output, *, at_most: bool) -> str:
+    """Return a run of a replica in words: its task, for how long, and whether its lock is lost.
+
+    :param at_most: whether nobody knows if it goes on
+    """
     took = max(0.0, (now - run.since).total_seconds())
-    text = f"{run.task} for {shown.seconds(round(took))}"
+    text = f"{run.task} for {'at most ' if at_most else ''}{shown.seconds(round(took))}"
     return f"{text} (lock lost, token {run.token})" if run.lost else text

@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.schedules import schedule_of
 from apscheduler_tasklock._lock.tracebacks import LONGEST_TRACEBACK
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.next_run_times import next_run_times
+from apscheduler_tasklock._words.replicas import is_removed, that_have
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -23,7 +24,13 @@ from apscheduler_tasklock._words.runs import (
     miss_in_words,
     took_in_words,
 )
-from apscheduler_tasklock._words.tasks import as_listed, facts_of, notes_of, paused_with_all
+from apscheduler_tasklock._words.tasks import (
+    as_listed,
+    facts_of,
+    notes_of,
+    paused_with_all,
+    task_took_in_words,
+)
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
@@ -132,8 +139,8 @@ def show(options: argparse.Namespace) -> int:
     """Show one task, and how its last runs went."""
     with task_locks(options) as locks:
         task = find_task(locks, name_of(options, options.task))
-        replicas = _replicas_with(locks, task)
-        history, now = _history_of(locks, task.name), locks.database_time()
+        history = _history_of(locks, task.name)
+        replicas, now = _replicas_with(locks, task, history.actions), locks.database_time()
     if options.json:
         print_json(
             {
@@ -167,7 +174,10 @@ def print_task(
     :param schema: the schema of the task lock table, for the command lines in the words
     :param table: the name of the task lock table, for the same
     """
-    facts = facts_of(task, history.runs, shown, history.usual, replicas, now, schema, table)
+    facts = facts_of(
+        *(task, history.runs, shown, history.usual, replicas, now, schema, table),
+        is_removed=is_removed(history.actions),
+    )
     for name, text in facts.items():
         style = STATE_STYLES[task.state] if name == "state" else ""
         shown.print_beside(f"{name:<13}", text, style)
@@ -268,9 +278,9 @@ def _row(task: TaskStatus, usual: float | None, now: datetime, shown: Output) ->
         Cell(task.state.value, STATE_STYLES[task.state]),
         schedule_of(task),
         shown.cell(listed.started_at),
-        took_in_words(listed, shown),
+        task_took_in_words(listed, shown),
         shown.seconds(usual),
-        shown.cell(task.due_at),
+        shown.cell(listed.due_at),
         Cell(shown.seconds(task.late_by), "yellow"),
         listed.holder if task.started_at else "",
         Cell(str(task.failures), "red" if task.failures else ""),
@@ -389,9 +399,11 @@ class _LastRead:
         return Group(line, *paused, self._shown.drawn(self._table))
 
 
-def _replicas_with(locks: TaskLocks, task: TaskStatus) -> list[ReplicaStatus] | None:
+def _replicas_with(
+    locks: TaskLocks, task: TaskStatus, actions: Sequence[Run]
+) -> list[ReplicaStatus] | None:
     """Return the replicas that have the task; ``None`` if the replicas cannot be read."""
     try:
-        return [each for each in locks.replicas() if task.name in each.tasks]
+        return that_have(task.name, locks.replicas(), actions)
     except TaskLockSchemaError:  # the read of the task has reported this already
         return None

@@ -351,6 +351,8 @@ class AwaitedRun:
             return "the run has ended, and the history does not have its outcome"
         if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
             return f"the run goes on, on {task.holder}"
+        if task.state is TaskState.HOLDER_SILENT:
+            return f"its holder {task.holder} has died or is silent"
         return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
 
     def _what_became_of_the_request(self, task: TaskStatus, now: datetime) -> str:

@@ -48,7 +48,13 @@ from apscheduler_tasklock.dashboard.matching import TaskFilter
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, check_text, parse
 from apscheduler_tasklock.dashboard.reads import SharedReads, in_words_of_a_page
-from apscheduler_tasklock.dashboard.screens import SCREENS, Context, ReadState, Screen
+from apscheduler_tasklock.dashboard.screens import (
+    SCREENS,
+    Context,
+    ReadState,
+    Screen,
+    screen_of,
+)
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -241,7 +247,7 @@ class Dashboard:
         context = Context(
             self._reads, query, self._namespace, self._zone, access.may_operate, _now()
         )
-        return await run_in_threadpool(SCREENS[name], context)
+        return await run_in_threadpool(screen_of, name, context)
 
     async def _confirm(self, request: Request) -> Response:
         access = await self._allowed_to_operate(request)

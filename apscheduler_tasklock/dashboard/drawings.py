@@ -65,7 +65,7 @@ LEGEND = [
 ] + [
     ("pause", 0, ROW, "paused"),
     ("outage", 0, ROW, "outage"),
-    ("unknown", 0, ROW, "not kept"),
+    ("unknown", 0, ROW, "not kept, or not read"),
 ]
 
 # Into how many parts a lane is divided, and how wide a part is, in percent: two pixels where the
@@ -347,7 +347,7 @@ class Span:
 
     :ivar since: its beginning, at the left edge
     :ivar until: its end, at the right edge
-    :ivar now: the present, until which runs that go on are drawn
+    :ivar now: when it was read, until which runs that go on are drawn
     """
 
     since: datetime
@@ -359,11 +359,7 @@ class Span:
 
         :param moment: ``None``: the present
         """
-        if moment is None:
-            # The end of a span that ends with the present may be a moment older than the read.
-            until = self.until - timedelta(seconds=60)
-            moment = self.until if self.now >= until else self.now
-        share = (moment - self.since).total_seconds() / self.seconds
+        share = ((moment or self.now) - self.since).total_seconds() / self.seconds
         return min(100.0, max(0.0, 100 * share))
 
     @property
@@ -433,7 +429,7 @@ def _shape(left: float, right: float, entries: list[LaneEntry]) -> Shape:
 
 def _class_of_entry(entry: LaneEntry) -> str:
     if entry.until is None:
-        return "stuck" if entry.outcome == "too long" else "running"
+        return {"too long": "stuck", "holder silent": "other"}.get(entry.outcome, "running")
     if entry.outcome == "ok" and entry.kind in ("takeover", "retry"):
         return "again"
     if entry.run is None and entry.count == 1 and entry.outcome in UNTIMED:

@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
+from apscheduler_tasklock._words.replicas import last_sign_of
 from apscheduler_tasklock._words.runs import (
     action_in_words,
     did_in_words,
@@ -24,7 +25,12 @@ from apscheduler_tasklock._words.runs import (
     run_notes,
     when_of,
 )
-from apscheduler_tasklock._words.tasks import notes_of, pause_in_words, pauser_in_words
+from apscheduler_tasklock._words.tasks import (
+    notes_of,
+    pause_in_words,
+    pauser_in_words,
+    took_in_words,
+)
 from apscheduler_tasklock.dashboard.actions import ACTIONS
 from apscheduler_tasklock.dashboard.drawings import (
     CHART_HEIGHT,
@@ -151,6 +157,7 @@ def _templates() -> jinja2.Environment:
         error_in_words=error_in_words,
         ending_in_words=ending_in_words,
         run_notes=run_notes,
+        last_sign_of=last_sign_of,
         notes_of=notes_of,
         pause_in_words=pause_in_words,
         changed=_changed,
@@ -160,5 +167,6 @@ def _templates() -> jinja2.Environment:
         LEGEND=LEGEND,
         ROW=ROW,
         pauser_in_words=pauser_in_words,
+        took_in_words=took_in_words,
     )
     return environment

@@ -31,6 +31,8 @@ from apscheduler_tasklock._words.lanes import (
 )
 from apscheduler_tasklock._words.replicas import (
     fate_of,
+    has_no_own_in_words,
+    is_removed,
     replica_headline,
     runs_nothing_in_words,
     tasks_of_one,
@@ -43,9 +45,11 @@ from apscheduler_tasklock._words.tasks import (
     facts_of,
     notes_of,
     pause_in_words,
+    runs_now,
     why_not_run,
 )
 from apscheduler_tasklock.dashboard.drawings import (
+    NARROWEST,
     PARTS,
     Column,
     Shade,
@@ -80,6 +84,7 @@ from apscheduler_tasklock.status import (
     Overview,
     Pause,
     ReplicaState,
+    ReplicaStatus,
     Run,
     TaskState,
     TaskStatus,
@@ -108,6 +113,8 @@ _MOST_RUNNING = 100
 _MOST_TROUBLES = 300
 
 _DAY = timedelta(days=1)
+# Limits the seconds between the reads of a page whose values tell one moment.
+_ONE_MOMENT = 1.0
 # Limits the time between two run times that were missed in the same outage.
 _SAME_OUTAGE = timedelta(seconds=60)
 
@@ -124,7 +131,7 @@ _RUN_ORDERS = {"newest": "newest first", "name": "by task", "duration": "longest
 _JOB_ORDERS = {"due": "due first", "name": "by id"}
 _REPLICA_ORDERS = {"state": "alive first", "name": "by id"}
 
-_RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
+_RUNNING = (TaskState.RUNNING, TaskState.HOLDER_SILENT, TaskState.TOO_LONG)
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,8 @@ class Context:
     :ivar zone: the zone of all times; ``None``: the zone of this machine
     :ivar may_operate: whether the reader has the right to operate
     :ivar now: this machine's time, for what the database's time is not known
+    :ivar not_before: by the clock of the reads, the time from which on the overview has to be read,
+        unless that takes long
     """
 
     reads: SharedReads
@@ -143,6 +152,7 @@ class Context:
     zone: tzinfo | None
     may_operate: bool
     now: datetime
+    not_before: float = float("-inf")
 
     def patterns(self, text: str | None = None) -> tuple[str, ...]:
         """Return the patterns of the tasks whose names have a text in them."""
@@ -169,6 +179,7 @@ class ReadState:
     :ivar is_known: whether all values were read, be it long ago
     :ivar age: seconds since the oldest of the values was read
     :ivar took: seconds that the reads of these values have taken
+    :ivar newest: seconds since the newest of the values was read
     """
 
     now: datetime
@@ -177,6 +188,7 @@ class ReadState:
     is_known: bool = True
     age: float = 0.0
     took: float = 0.0
+    newest: float = float("inf")
 
     @property
     def at(self) -> datetime:
@@ -217,6 +229,7 @@ class Collector:
         self._state = ReadState(context.now)
         self._not_before = float("-inf")
         self._has_overview = False
+        self._overview_age = 0.0
         self._began = context.reads.clock()
 
     def overview(self) -> Overview | None:
@@ -225,22 +238,28 @@ class Collector:
         If it cannot be read, the database is unavailable, and nothing else is read.
         """
         patterns = self._context.patterns()
+        self._not_before = self._context.not_before
         found = self.read(
             ("overview", patterns),
             lambda locks: locks.overview(*patterns, namespace=self._context.namespace),
         )
         state = self._state
         # A page tells one moment: what it lists is not older than what it sums up.
-        self._not_before = self._context.reads.clock() - state.age
+        self._not_before = self._context.reads.clock() - state.age - _ONE_MOMENT
+        self._overview_age = state.age
         self._has_overview = True
         state.outage = state.gap
         state.gap = None
         return found
 
-    def read(self, key: Hashable, read: Callable[[TaskLocks], Value]) -> Value | None:
+    def read(
+        self, key: Hashable, read: Callable[[TaskLocks], Value], *, tells_when: bool = False
+    ) -> Value | None:
         """Return a value; ``None`` if it cannot be read, and never could be.
 
         If the page's other reads have taken too long, the value is the one that was read last.
+
+        :param tells_when: whether the page tells of the value itself when it was read
         """
         state, reads = self._state, self._context.reads
         is_late = reads.clock() - self._began > reads.page_limit
@@ -260,7 +279,10 @@ class Collector:
         is_left_out = is_late and not reading.is_known
         state.gap = state.gap or reading.error or (_NOT_READ if is_left_out else None)
         state.is_known = state.is_known and reading.is_known
-        state.age = max(state.age, reading.age)
+        if not tells_when:
+            state.age = max(state.age, reading.age)
+        if reading.is_known:
+            state.newest = min(state.newest, reading.age)
         state.took += reading.took
         return reading.value
 
@@ -268,8 +290,11 @@ class Collector:
         """Return the screen, without its data.
 
         Its present is the time of the read, because what is due later than that may have run since.
+        In an outage it is the time of the oldest read.
         """
-        now = self._context.now if overview is None else overview.now
+        now, state = self._context.now if overview is None else overview.now, self._state
+        if overview is not None and state.outage is not None:
+            now -= timedelta(seconds=state.age - self._overview_age)
         return Screen(template, title, Formats(self._context.zone, now), self._state)
 
 
@@ -303,11 +328,13 @@ def overview(context: Context) -> Screen:
         lambda locks: locks.lanes(
             hour_ago, now, *patterns, by=by, parts=PARTS, limit=MOST_LANES[by]
         ),
+        tells_when=True,
     )
     findings = found.findings if found else ()
     severity = severity_of(findings)
     screen = collector.screen("overview.html", "Overview", found)
-    screen.data = {"overview": found, "troubles": bad}
+    listed = replace(found, running=tuple(runs_now(found.running, now))) if found else None
+    screen.data = {"overview": listed, "troubles": bad}
     screen.drawn = {
         "last_of_each": _last_of_each(bad, healed),
         "day_ago": screen.formats.field(day_ago),
@@ -459,7 +486,7 @@ def task(context: Context) -> Screen:
         if finding is not None:
             finding = replace(finding, says=formats.words(finding.says))
         headline = headline_of(status, entries, formats, usual, having, finding, now)
-        facts = facts_of(status, ended, formats, usual, having, now)
+        facts = facts_of(status, ended, formats, usual, having, now, is_removed=is_removed(entries))
         screen.data["headline"] = headline
         screen.drawn["facts"] = facts
         screen.drawn["why_not_run"] = why_not_run(status, having)
@@ -469,14 +496,18 @@ def task(context: Context) -> Screen:
     return screen
 
 
+_CLASSES_OF_OPEN = {TaskState.DEAD: "bad", TaskState.HOLDER_SILENT: "other"}
+
+
 def _columns_going_on(runs: Sequence[OpenRun], formats: Formats) -> list[Column]:
     """Return what the chart shows of runs that are not over."""
     return [
         Column(
             each.run.since,
             each.took,
-            "bad" if each.state is TaskState.DEAD else "running",
+            _CLASSES_OF_OPEN.get(each.state, "running"),
             f"{formats.moment(each.run.since)}, {each.state.value} on {each.run.replica} for "
+            f"{'at most ' * (each.state is TaskState.HOLDER_SILENT)}"
             f"{formats.seconds(each.took)} so far",
             is_known=False,
         )
@@ -616,11 +647,13 @@ def timeline(context: Context) -> Screen:
         lambda locks: locks.lanes(
             since, until, *patterns, by=by, parts=PARTS, limit=MOST_LANES[by], offset=skipped
         ),
+        tells_when=True,
     )
     screen = collector.screen("timeline.html", "Timeline", found)
     screen.data = {
         "since": since,
         "until": until,
+        "read_at": lanes.now if lanes else None,
         "by": by,
         "from": skipped,
         "number": lanes.number if lanes else 0,
@@ -716,13 +749,11 @@ def replica(context: Context) -> Screen:
     replica_id = context.query.text("id") or ""
     collector = Collector(context)
     found = collector.overview()
-    fleet = collector.read("replicas", lambda locks: locks.replicas())
-    status = next((each for each in fleet or () if each.replica_id == replica_id), None)
-    running = () if status is None else (*status.running, *status.unfinished)
-    names = tuple(dict.fromkeys(run.task for run in running))[:_MOST_RUNNING]
-    tasks = collector.read(("tasks of", names), lambda locks: _exact(locks, names)) or {}
+    read = collector.read(("replica", replica_id), lambda locks: _replica(locks, replica_id))
+    status, fleet, tasks = read or (None, None, {})
     screen = collector.screen("replica.html", replica_id, found)
     formats = screen.formats
+    running = () if status is None else (*status.running, *status.unfinished)
     unfinished = () if status is None else status.unfinished
     screen.data = {
         "replica": status,
@@ -730,7 +761,8 @@ def replica(context: Context) -> Screen:
             {
                 "run": run,
                 "if_killed": fate_of(
-                    run, tasks.get(run.task), fleet, formats, has_ended=run in unfinished
+                    *(run, tasks.get(run.task), fleet, formats, formats.now),
+                    has_ended=run in unfinished,
                 ),
             }
             for run in running
@@ -741,16 +773,23 @@ def replica(context: Context) -> Screen:
         "id": replica_id,
         "headline": "" if status is None else replica_headline(status, formats),
         "runs_nothing": "" if status is None else runs_nothing_in_words(status),
+        "runs_no_others": "" if status is None else has_no_own_in_words(status),
         "listed": _MOST_REPLICAS,
     }
     return screen
 
 
-def _exact(locks: TaskLocks, names: Sequence[str]) -> dict[str, TaskStatus]:
-    """Return the tasks of these names, in which ``*`` and ``?`` stand for themselves."""
-    if not names:
-        return {}
-    return {task.name: task for task in locks.tasks(*names) if task.name in names}
+def _replica(
+    locks: TaskLocks, replica_id: str
+) -> tuple[ReplicaStatus | None, list[ReplicaStatus], dict[str, TaskStatus]]:
+    """Return a replica, all replicas, and the tasks of its runs, which are read together."""
+    fleet = locks.replicas()
+    status = next((each for each in fleet if each.replica_id == replica_id), None)
+    running = () if status is None else (*status.running, *status.unfinished)
+    names = list(dict.fromkeys(run.task for run in running))[:_MOST_RUNNING]
+    tasks = locks.tasks(*names) if names else []
+    # In names, `*` and `?` stand for themselves.
+    return status, fleet, {task.name: task for task in tasks if task.name in names}
 
 
 def setup(context: Context) -> Screen:
@@ -854,9 +893,13 @@ def _lanes(
     """
     lanes = found.lanes if found else ()
     shades = _shades(found, formats, span, by) if found else lambda _: []
+    unread = _not_read(formats, span, found.now) if found else []
+    read = replace(span, now=found.now) if found else span
     return {
         "drawn": [
-            drawn_lane(lane, span, [*_not_kept(lane, formats, span, by), *shades(lane.name)])
+            drawn_lane(
+                lane, read, [*_not_kept(lane, formats, span, by), *shades(lane.name), *unread]
+            )
             for lane in lanes
         ],
         "marks": marks_of(span.since, span.until, formats.zone),
@@ -884,6 +927,15 @@ def _not_kept(lane: Lane, formats: Formats, span: Span, by: str) -> list[Shade]:
     return shades
 
 
+def _not_read(formats: Formats, span: Span, read_at: datetime) -> list[Shade]:
+    """Return the shade of what has come since the lanes were read, as in an outage."""
+    end = min(span.now, span.until)
+    if span.percent(end) - span.percent(read_at) <= NARROWEST:
+        return []
+    title = f"not known: this was read at {formats.moment(read_at)}"
+    return [span.shade(read_at, end, "unknown", title)]
+
+
 def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[str], list[Shade]]:
     """Return what tells the shades of pauses and outages behind a lane.
 
@@ -907,7 +959,8 @@ def _shades(found: Lanes, formats: Formats, span: Span, by: str) -> Callable[[st
         is_of_many = run.task.endswith("*")
         shades.append((run.task[:-1] if is_of_many else run.task, is_of_many, shade))
     for begin, end in _outages(found.outages):
-        title = f"the database did not answer from {formats.moment(begin)} to {formats.moment(end)}"
+        missed = f"run times from {formats.moment(begin)} to {formats.moment(end)} were missed"
+        title = f"the database did not answer: {missed}"
         shades.append(("", True, span.shade(begin, end, "outage", title)))
 
     def behind(lane: str) -> list[Shade]:
@@ -947,3 +1000,18 @@ SCREENS: Mapping[str, Callable[[Context], Screen]] = {
     "jobs": jobs,
     "job": job,
 }
+
+
+def screen_of(name: str, context: Context) -> Screen:
+    """Return the screen of a page, all of one moment as far as it can be read so.
+
+    Viewers share what was read, so that a part of the page may have been read after the overview.
+    Then the overview is read again, unless its read takes long.
+    """
+    show = SCREENS[name]
+    screen = show(context)
+    state = screen.read
+    if state.outage is not None or state.age - state.newest <= _ONE_MOMENT:
+        return screen
+    not_before = context.reads.clock() - state.newest - _ONE_MOMENT
+    return show(replace(context, not_before=not_before))

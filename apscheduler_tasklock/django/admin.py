@@ -42,7 +42,7 @@ from apscheduler_tasklock._words.runs import (
     took_in_words,
     when_of,
 )
-from apscheduler_tasklock._words.tasks import as_listed, pauses_of
+from apscheduler_tasklock._words.tasks import as_listed, pauses_of, took_in_words
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task
@@ -379,7 +379,7 @@ class TaskAdmin(SteeredAdmin):
     @admin.display(description="next due", ordering="due_at")
     def due(self, task: Any) -> str:
         """Return when the task is due next."""
-        return _time(task.status.due_at) if task.status else "-"
+        return _time(task.listed.due_at) if task.status else "-"
 
     @admin.display(description="last success")
     def succeeded(self, task: Any) -> str:

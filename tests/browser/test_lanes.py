@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nightly  # because of the browser
 
 NewPage = Callable[..., Page]
 
-OUTAGE = "the database did not answer from"
+OUTAGE = "the database did not answer: run times from"
 
 # The span that these tests look at.
 HOURS = 4

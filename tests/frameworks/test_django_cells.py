@@ -77,14 +77,14 @@ OUTCOMES = {
     "ok": "ok, took 2 s",
     "usual": "ok, took 2 s (usually 5 s)",
     "running": "not over, so far 1 min",
-    "dead": "died, took 2 s",
+    "dead": "died, took at most 2 s",
     "failing": "ValueError (3 in a row), took 2 s",
     "retrying": "ValueError, took 2 s",
     "new": "-",
     "cut": "cut, took 2 s",
     "handed over": "cut, took 2 s",
-    "overran": "overran, took 2 s",
-    "died": "died, took 2 s",
+    "overran": "overran, took over 2 s",
+    "died": "died, took at most 2 s",
     "stuck": "not over, so far 10 min",
 }
 STATES = {

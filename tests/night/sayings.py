@@ -228,6 +228,7 @@ ENDINGS: dict[str, Callable[[Told, TrueRun], bool]] = {
     "goes on": lambda told, run: (
         run.over > told.now - LEASE - CLOSE or told.truth.in_outage(told.now - 2 * LEASE, told.now)
     ),
+    "may be dead, because its replica has died or is silent": is_away,
     "has not renewed its lease": is_away,
     "died with its holder": is_away,
     "was freed by an operator": lambda _t, run: run.freed is not None,

@@ -25,7 +25,7 @@ from tests.night.sayings import (
 from tests.night.truth import TrueRun, Truth
 
 
-@saying("replica", "alive since {begun}, seen last at {seen}")
+@saying("replica", "alive since {begun}, its last sign of life was at {seen}")
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.about]
     is_seen = was_seen(told, replica, told.seen)
@@ -39,8 +39,11 @@ def _(told: Told) -> bool:
     return replica.killed == inf and is_within(told.at, replica.stopping, replica.stopped + 1)
 
 
-@saying("replica", "(?P<state>died): a run of it was found dead, and it was seen last at {seen}")
-@saying("replica", "(?P<state>died) while it was stopping, and was seen last at {seen}")
+@saying(
+    "replica",
+    "(?P<state>died): a run of it was found dead, and its last sign of life was at {seen}",
+    "(?P<state>died) while it was stopping, and its last sign of life was at {seen}",
+)
 @saying(
     "replica", "(?P<state>silent) since {seen}: it is dead, hangs, or cannot reach the database"
 )
@@ -80,9 +83,13 @@ def _(told: Told) -> bool:
 @saying("fate", "not known")
 def _(told: Told) -> bool:
     run = told.truth.runs.get((told.of, told.of_token))
-    return (
-        run is None or told.said.tasks[told.of]["token"] != told.of_token or run.over < told.now + 1
-    )
+    return run is None
+
+
+@saying("fate", "it has ended since")
+def _(told: Told) -> bool:
+    run = told.truth.runs.get((told.of, told.of_token))
+    return run is None or run.over < told.now + 1
 
 
 @saying("fate", "; {names} can run its next run time", ", by {names}")
@@ -141,7 +148,11 @@ def the_page_of_a_replica_is_true(said: Said, truth: Truth) -> Iterator[Finding]
             yield from untrue_in("fate", each["if_killed"], one)
         if not screen.data["runs"] and (on := _surely_runs(said, truth, name)):
             yield f"page of {name}: {screen.drawn['runs_nothing']}", true_of(on)
-        tasks = said.replicas[name]["tasks"]
+        # One that has stopped or died can run none.
+        is_gone = said.replicas[name]["state"] in ("stopped", "died")
+        if is_gone and screen.data["only_here"]:
+            yield f"page of {name}: only it can run {screen.data['only_here']}", "it is gone"
+        tasks = [] if is_gone else said.replicas[name]["tasks"]
         for task in set(tasks) - set(screen.data["only_here"]):
             others = [each for each in truth.replicas if each != name]
             one = Told(said, truth, task)

@@ -34,6 +34,7 @@ from tests.night.sayings import (
     saying,
     took_so,
     untrue_in,
+    was_seen,
 )
 from tests.night.truth import Truth
 
@@ -74,7 +75,7 @@ def is_usual(told: Told) -> bool:
 @saying(
     "headline",
     r"running too long: since {begun} on {replica}, for {took}(?: \(usually {usual}\))?, although "
-    "its lock is lost, so that other replicas may run the task meanwhile",
+    "its lock is lost",
 )
 @saying("why", "a run that began at {begun} on {replica} goes on although its lock is lost")
 @saying(
@@ -84,10 +85,8 @@ def is_usual(told: Told) -> bool:
 )
 @saying(
     "state",
-    r"^too long: a run that has outlived its maximum lock still goes on: on {replica} since "
-    r"{begun} "
-    r"\(token {token}\); other replicas may run the task meanwhile. If it hangs, "
-    r"restart that replica$",
+    r"^too long: a run still goes on although its lock is lost: on {replica} since {begun} "
+    r"\(token {token}\)",
 )
 @saying("too long", r"^since {begun} on {replica}$", r"^for {took} on {replica}$")
 def _(told: Told) -> bool:
@@ -99,6 +98,49 @@ def _(told: Told) -> bool:
         if is_its and run.over > told.now - 2 * LEASE:
             return run.cut_off and is_usual(told)
     return False
+
+
+@saying("headline", "; {names}(?: and {count} more)? can run the task meanwhile")
+@saying(
+    "state",
+    r"; {names}(?: and {count} more)? can run the task meanwhile\. If it hangs, restart that "
+    "replica$",
+)
+def _(told: Told) -> bool:
+    return all_may_have(told)
+
+
+@saying("headline", "; no other live replica can run the task until that run ends")
+@saying(
+    "state",
+    r"; no other live replica can run the task until that run ends\. If it hangs, restart that "
+    "replica$",
+)
+def _(told: Told) -> bool:
+    hangs = [run.replica for run in told.runs if run.cut_off and run.over > told.now - 2 * LEASE]
+    return bool(hangs) and not alive_with(told, told.job, but=hangs[-1])
+
+
+@saying(
+    "headline",
+    r"{replica} has (?:died|been silent since {seen}), and nobody knows whether its run goes on: "
+    r"since {begun} on [\w:-]+, for at most {took}(?: \(usually {usual}\))?; no other replica runs "
+    "the task before its lease has ended, at {lease}",
+)
+@saying(
+    "state",
+    "^holder silent: {replica} has (?:died|been silent since {seen}), and nobody knows whether its "
+    "run goes on; locked until {lease}$",
+)
+def _(told: Told) -> bool:
+    """Its replica was killed, or could not report; and the lease is not over."""
+    run = told.run
+    if run is None or run.replica != told.replica:
+        return False
+    is_its = told.begun is None or has_begun(told, run, told.begun)
+    is_its &= told.seen is None or was_seen(told, told.truth.replicas[told.replica], told.seen)
+    is_its &= told.took is None or abs(told.now - told.begun - told.took) < CLOSE + 0.6
+    return is_its and is_away(told, run) and told.now - 1 < told.lease < told.now + LEASE + 1
 
 
 @saying(
@@ -524,8 +566,13 @@ def _(told: Told) -> bool:
     return is_its and (told.names is None or all_may_have(told))
 
 
-@saying("died", "^(?P<state>died)(?P<stopping> while it was stopping)?, seen last {age} ago$")
-@saying("silent", "^(?P<state>silent)(?P<stopping> while it was stopping)?, seen last {age} ago$")
+@saying(
+    "died", "^(?P<state>died)(?P<stopping> while it was stopping)?, last sign of life {age} ago$"
+)
+@saying(
+    "silent",
+    "^(?P<state>silent)(?P<stopping> while it was stopping)?, last sign of life {age} ago$",
+)
 def _(told: Told) -> bool:
     replica = told.truth.replicas[told.about]
     how = "has died" if told.state == "died" else "is silent"

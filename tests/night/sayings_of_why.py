@@ -99,7 +99,11 @@ def _(told: Told) -> bool:
     return bool(asked) and told.run is not None and ENDINGS[told.how](told, told.run)
 
 
-@saying("why", "its run of {due} goes on, begun at {begun} on {replica}")
+@saying(
+    "why",
+    "its run of {due} (?:goes on|may be dead, because its replica has died or is silent), "
+    "begun at {begun} on {replica}",
+)
 def _(told: Told) -> bool:
     run = told.run
     if run is None:

@@ -204,10 +204,15 @@ def why_tells_where_the_history_begins(said: Said, truth: Truth) -> Iterator[Fin
 @check
 def an_outage_is_drawn_where_it_was(said: Said, truth: Truth) -> Iterator[Finding]:
     html = said.html("/?by=task")
-    for begin, end in re.findall(rf"the database did not answer from {_TIME} to {_TIME}", html):
+    for begin, end in re.findall(
+        rf"the database did not answer: run times from {_TIME} to {_TIME}", html
+    ):
         [since], [until] = moments(begin, said.at), moments(end, said.at)
         if not truth.in_outage(since, until, 12):
-            yield f"overview: the database did not answer from {begin} to {end}", str(truth.outages)
+            yield (
+                f"overview: the database did not answer: run times from {begin} to {end}",
+                str(truth.outages),
+            )
 
 
 @check

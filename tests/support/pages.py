@@ -20,7 +20,7 @@ from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.dashboard.pages import Visit, page_of_screen, twin_of_screen
 from apscheduler_tasklock.dashboard.queries import Query, parse
 from apscheduler_tasklock.dashboard.reads import SharedReads
-from apscheduler_tasklock.dashboard.screens import SCREENS, Context, Screen
+from apscheduler_tasklock.dashboard.screens import Context, Screen, screen_of
 from apscheduler_tasklock.errors import TaskLockNotFoundError
 from apscheduler_tasklock.status import (
     URGENCY,
@@ -54,7 +54,7 @@ _CHANGES = {
     *("pause", "resume", "pause_all", "resume_all", "request_run", "free", "ack", "forget"),
     *("pause_job", "resume_job", "run_job", "move_job", "remove_job"),
 }
-_RUNNING = (TaskState.RUNNING, TaskState.TOO_LONG)
+_RUNNING = (TaskState.RUNNING, TaskState.HOLDER_SILENT, TaskState.TOO_LONG)
 
 
 @dataclass
@@ -435,8 +435,8 @@ def _going_on(tasks: Sequence[TaskStatus]) -> Iterator[LaneEntry]:
             continue
         about = task.name, task.holder, task.kind or "schedule"
         if task.outcome is None:
-            is_late = task.state is TaskState.TOO_LONG and not task.stuck
-            yield LaneEntry(*about, "too long" if is_late else "running", task.started_at, None)
+            own = task.state.value if task.state in _RUNNING and not task.stuck else "running"
+            yield LaneEntry(*about, own, task.started_at, None)
         elif task.outcome in ("died", "overran"):
             yield LaneEntry(*about, task.outcome, task.started_at, task.locked_until)
 
@@ -493,7 +493,7 @@ class Reader:
         """Return the name and the screen of the page at a path, as ``/tasks?order=name``."""
         name, _, query = path.removeprefix("/").partition("?")
         parameters = Query.of(parse(query.encode()))
-        return name, SCREENS[name](Context(self._reads, parameters, *self._seen_by))
+        return name, screen_of(name, Context(self._reads, parameters, *self._seen_by))
 
     def html(self, path: str) -> str:
         """Return the page at a path."""

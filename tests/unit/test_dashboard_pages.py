@@ -248,10 +248,36 @@ class TestOverview:
     def test_a_run_that_has_outlived_its_lock_is_told_with_its_own_replica(self) -> None:
         stuck = RunningRun("a", 7, "web-3", NOW + ago(15), lost=True)
         too_long = {**READ["too long"], "holder": "web-4", "token": 9, "stuck": (stuck,)}
-        words = reader(tasks_=[task_status("a", **too_long)]).words("/")
+        shown = reader(tasks_=[task_status("a", **too_long)])
+        words = shown.words("/")
         assert "1 task runs too long" in words
         assert "since 11:45:00 on web-3" in words  # as all times of a page
         assert "Runs now task for on a too long 15 min web-3 a 1 min web-4" in words
+        running = shown.twin("/")["overview"]["running"]
+        names = ("state", "holder", "token", "started_at", "finished_at")
+        assert [tuple(each[name] for name in names) for each in running] == [
+            ("too long", "web-3", 7, "2026-01-31T11:45:00Z", None),
+            ("running", "web-4", 9, "2026-01-31T11:59:00Z", None),
+        ]
+        # A freed one, which nobody has run since: the row has the end of the freed run.
+        freed = {**READ["freed"], "state": TaskState.TOO_LONG, "token": 9, "stuck": (stuck,)}
+        [run] = reader(tasks_=[task_status("a", **freed)]).twin("/")["overview"]["running"]
+        assert (run["holder"], run["token"], run["finished_at"]) == ("web-3", 7, None)
+
+    def test_a_run_of_a_silent_replica_is_not_told_as_running(self) -> None:
+        shown = reader(tasks_=[task_status("a", **READ["holder silent"])])
+        words = shown.words("/")
+        assert "Runs now task for on a holder silent at most 1 min two" in words
+        assert "holder silent 1" in words
+        text = shown.html("/")
+        assert lanes(text) == {"two": ["other"]}
+        assert "its replica has died or is silent, and nobody knows whether it goes on" in text
+        words = shown.words("/task?name=a")
+        row = "at most 1 min so far holder silent two nobody knows whether it goes on, token 7"
+        assert row in words
+        assert "green" not in words
+        assert "a holder silent" in shown.words("/tasks")
+        assert "at most 1 min" in shown.words("/tasks")
 
     def test_what_runs_and_what_is_due(self) -> None:
         runs = {**READ["running"], "holder": "web-1", "started_at": ago(3), "took": 180.0}
@@ -1043,6 +1069,97 @@ def test_a_page_tells_how_old_it_is_in_the_first_moments_of_an_outage() -> None:
     page = seen_by.words("/runs")
     assert "could not be read. the server closed the connection. Some of what it shows was " in page
     assert "was read 1 min ago." in page
+
+
+def test_a_page_tells_one_moment_also_if_a_part_was_read_later() -> None:
+    """What another page has read a moment ago is newer than the overview that viewers share."""
+
+    class Counted(Known):
+        read = 0
+
+        def overview(self, *patterns: str, **options: Any) -> Any:
+            self.read += 1
+            return super().overview(*patterns, **options)
+
+    known = Counted(tasks_=[task_status("mail", **READ["running"])])
+    seen_by = Reader(known)  # type: ignore[arg-type]
+    seen_by.words("/tasks")
+    seen_by.seconds += 3
+    known.tasks_ = [task_status("mail")]  # its run has ended
+    assert "Nothing runs." in seen_by.words("/")
+    assert known.read == 2
+    seen_by.seconds += 0.5
+    seen_by.words("/runs")
+    assert known.read == 2
+
+
+class Away(Known):
+    """Its database is away if it is said to be."""
+
+    away = False
+
+    def overview(self, *patterns: str, **options: Any) -> Any:
+        if self.away:
+            raise TaskLockDatabaseError("the server closed the connection")
+        return super().overview(*patterns, **options)
+
+
+def test_lanes_of_an_outage_are_not_known_from_their_read_on() -> None:
+    known = Away(tasks_=[task_status("mail", **{**READ["running"], "started_at": ago(15)})])
+    seen_by = Reader(known)  # type: ignore[arg-type]
+    seen_by.html("/timeline?by=task")
+    seen_by.seconds += 900
+    known.now = NOW + timedelta(minutes=15)
+    seen_by.words("/tasks")
+    known.away = True
+    seen_by.seconds += 9
+    text = seen_by.html("/timeline?by=task")
+    assert "12:15:00</time></h2>" in text
+    hatched = r'class="unknown" x="([\d.]+)%" width="([\d.]+)%"[^>]*><title>([^<]*)'
+    assert re.findall(hatched, text) == [("75.0", "25.0", "not known: this was read at 12:00:00")]
+    [(name, x, width)] = shapes(text)
+    assert (name, x, x + width) == ("running", 50.0, 75.0)
+    assert ">not known</text>" in text
+
+
+def test_a_replicas_page_of_an_outage_is_of_one_read() -> None:
+    run = RunningRun("a", 7, "web-1", NOW + ago(1))
+    replica = replica_status("web-1", tasks=("a",), running=(run,))
+    idle = replica_status("web-2")
+    known = Away(tasks_=[task_status("a", **READ["running"])], replicas_=[replica, idle])
+    seen_by = Reader(known)  # type: ignore[arg-type]
+    for name in ("web-1", "web-2"):
+        seen_by.words(f"/replica?id={name}")
+    seen_by.seconds += 180
+    known.now = NOW + timedelta(minutes=3)
+    late = RunningRun("b", 8, "web-1", NOW + timedelta(minutes=2.9))
+    known.replicas_ = [replace(replica, running=(run, late)), replace(idle, seen_at=known.now)]
+    seen_by.words("/replicas")
+    known.away = True
+    seen_by.seconds += 9
+    words = seen_by.words("/replica?id=web-1")
+    assert "This page shows what was read 3 min 9 s ago." in words
+    assert "a 11:59:00 1 min it is not run again" in words
+    assert "b 12:02:54" not in words
+    words = seen_by.words("/replica?id=web-2")
+    assert "This page shows what was read 3 min 9 s ago." in words
+    assert "its last sign of life was at 12:00:00" in words
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"tasks": ("a",), "state": ReplicaState.STOPPED}, "Nothing any more."),
+        ({"tasks": ("a",), "state": ReplicaState.DIED}, "Nothing any more."),
+        ({"tasks": ("a",), "state": ReplicaState.SILENT}, "No other live replica has this task: a"),
+        ({"tasks": ("b",)}, "Nothing: other live replicas have each of its tasks."),
+        ({}, "It has no tasks."),
+    ],
+)
+def test_what_only_a_replica_can_run(columns: dict[str, Any], says: str) -> None:
+    replicas = [replica_status("web-1", **columns), replica_status("web-2", tasks=("b",))]
+    words = reader(tasks_=[task_status("a")], replicas_=replicas).words("/replica?id=web-1")
+    assert f"What only it can run {says} " in words
 
 
 TOO_SLOW = TaskLockError("the read is too slow: the server has ended it after 3.0 s")

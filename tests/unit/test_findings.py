@@ -495,7 +495,7 @@ def test_replicas_that_died_or_fell_silent_in_the_last_day_are_notes() -> None:
         ("died", "died", "note"),
         ("silent", "silent", "note"),
     ]
-    assert findings[0].says == "died, seen last 1 min ago"
+    assert findings[0].says == "died, last sign of life 1 min ago"
 
 
 def test_replicas_that_cannot_be_read_are_a_note() -> None:

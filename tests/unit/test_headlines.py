@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock.dashboard.formats import Formats
-from apscheduler_tasklock.status import JobState, Pause, Run, RunningRun, TaskState
+from apscheduler_tasklock.status import JobState, Pause, ReplicaState, Run, RunningRun, TaskState
 from tests.support.rows import (
     NOW,
     READ,
@@ -34,6 +34,7 @@ def said(
     alive: list[str] | None = None,
     jobs: Any = (),
     stopping_since: datetime | None = None,
+    holder_state: ReplicaState | None = None,
     **columns: Any,
 ) -> tuple[str, str]:
     """Return the sentence, and what to do."""
@@ -41,6 +42,11 @@ def said(
     replicas = None
     if alive is not None:
         replicas = [replica_status(name, stopping_since=stopping_since) for name in alive]
+    if holder_state is not None:
+        replicas = [
+            replica_status(columns["holder"], state=holder_state, seen_at=seconds(-90)),
+            *(replicas or []),
+        ]
     found = findings_of(WatchedRows(NOW, [task], jobs=dict(jobs)))
     finding = next((each for each in found if each.task == task.name), None)
     headline = headline_of(task, entries or [], FORMATS, usual, replicas, finding, NOW)
@@ -69,8 +75,40 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "stuck": (
         {**READ["too long"], "stuck": (STUCK,)},
-        "Running too long: since 11:45:00 on web-3, for 15 min, although its lock is lost, so that "
-        "other replicas may run the task meanwhile.",
+        "Running too long: since 11:45:00 on web-3, for 15 min, although its lock is lost; other "
+        "replicas may run the task meanwhile.",
+    ),
+    "stuck, and others have it": (
+        {**READ["too long"], "stuck": (STUCK,), "alive": ["web-1", "web-3", "web-4"]},
+        "Running too long: since 11:45:00 on web-3, for 15 min, although its lock is lost; web-1, "
+        "web-4 can run the task meanwhile.",
+    ),
+    "stuck, and no other has it": (
+        {**READ["too long"], "stuck": (STUCK,), "alive": ["web-3"]},
+        "Running too long: since 11:45:00 on web-3, for 15 min, although its lock is lost; no "
+        "other live replica can run the task until that run ends.",
+    ),
+    "its holder has died": (
+        {**READ["holder silent"], "holder_state": ReplicaState.DIED, "usual": 35.0},
+        "Two has died, and nobody knows whether its run goes on: since 11:59:00 on two, for at "
+        "most 1 min (usually 35 s); no other replica runs the task before its lease has ended, at "
+        "12:01:00.",
+    ),
+    "its holder is silent": (
+        {**READ["holder silent"], "holder_state": ReplicaState.SILENT},
+        "Two has been silent since 11:58:30, and nobody knows whether its run goes on: since "
+        "11:59:00 on two, for at most 1 min; no other replica runs the task before its lease has "
+        "ended, at 12:01:00.",
+    ),
+    "its holder is silent, and the replicas are not known": (
+        READ["holder silent"],
+        "Two has died or is silent, and nobody knows whether its run goes on: since 11:59:00 on "
+        "two, for at most 1 min; no other replica runs the task before its lease has ended, at "
+        "12:01:00.",
+    ),
+    "too long, and its holder has died": (
+        {**READ["too long"], "holder": "one", "holder_state": ReplicaState.DIED},
+        "Running too long: since 11:59:00 on one, for at most 1 min; one has died.",
     ),
     "too long, paused": (
         {**READ["too long"], "paused": True, "pauses": (ANN,)},
@@ -89,6 +127,11 @@ SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
         READ["dead"],
         "Dead since 11:59:02: its run, begun at 11:59:00 on one, has not renewed its lease; nobody "
         "runs it again before its next run time, which is due at 12:04:00.",
+    ),
+    "dead, and a run time has come meanwhile": (
+        {**READ["dead"], "due_at": seconds(-59), "zone": "UTC"},
+        "Dead since 11:59:02: its run, begun at 11:59:00 on one, has not renewed its lease; nobody "
+        "runs it again before its next run time, which is due at 12:04:01.",
     ),
     "dead, with failover": (
         {**READ["just dead"], "failover": True},
@@ -193,10 +236,14 @@ def test_runs_that_are_not_over() -> None:
 
     assert found() == []
     assert found(**READ["running"]) == [("one", 60.0, "running")]
+    assert found(**READ["holder silent"]) == [("two", 60.0, "holder silent")]
     assert found(**READ["dead"]) == [("one", 2.0, "dead")]
     assert found(**READ["handed over"]) == []
     # The task runs elsewhere, while a run that has lost its lock goes on.
     both = found(**{**READ["running"], "state": TaskState.TOO_LONG, "stuck": (STUCK,)})
     assert both == [("one", 60.0, "running"), ("web-3", 900.0, "too long")]
+    # One may have begun after the time of the overview.
+    begun = RunningRun("sync", 6, "web-3", NOW + seconds(0.026), lost=True)
+    assert found(**{**READ["ok"], "stuck": (begun,)}) == [("web-3", 0.0, "too long")]
     own = RunningRun("sync", 7, "one", NOW - seconds(60), lost=True)
     assert found(**{**READ["overruns"], "stuck": (own,)}) == [("one", 60.0, "too long")]

@@ -447,7 +447,7 @@ class TestShow:
         hangs: Any = RunningRun("sync", 6, "web-2", seconds(-3600), lost=True)
         task = task_status(**READ["too long"], stuck=(hangs,))
         assert line("state", show(task)) == (
-            "too long: a run that has outlived its maximum lock still goes on: on web-2 since "
+            "too long: a run still goes on although its lock is lost: on web-2 since "
             "2026-01-31T11:00:00Z (token 6); other replicas may run the task meanwhile. If it "
             "hangs, restart that replica"
         )
@@ -458,6 +458,56 @@ class TestShow:
         )
         [finding] = Known([task]).overview().findings
         assert finding.says == "since 2026-01-31T11:00:00Z on web-2"
+
+    @pytest.mark.parametrize(
+        ("columns", "told"),
+        [
+            ({}, "2026-01-31T12:04:00Z, overdue from 2026-01-31T12:05:00Z"),
+            (READ["overdue"], "2026-01-31T11:58:25Z, overdue from 2026-01-31T11:59:25Z"),
+            # A run in the way or a pause has taken this one.
+            ({**READ["running"], "due_at": seconds(-30)}, "2026-01-31T12:04:30Z"),
+            ({**READ["too long"], "due_at": seconds(-30)}, "2026-01-31T12:04:30Z"),
+            ({**READ["holder silent"], "due_at": seconds(-30)}, "2026-01-31T12:04:30Z"),
+            ({"state": TaskState.PAUSED, "due_at": seconds(-30)}, "2026-01-31T12:04:30Z"),
+            ({**READ["running"], "due_at": seconds(-30), "schedule": None}, None),
+        ],
+    )
+    def test_a_due_time_that_nobody_runs_is_not_told_as_due(
+        self, show: Show, columns: dict[str, Any], told: str | None
+    ) -> None:
+        task = task_status(**{"zone": "UTC", **columns})
+        assert line("due", show(task)) == told
+        [row] = status(task)
+        assert row[6] == (told or "-").partition(",")[0]
+
+    @pytest.mark.parametrize(
+        ("state", "told"),
+        [
+            (None, "two has died or is silent, and nobody"),
+            (ReplicaState.DIED, "two has died, and nobody"),
+            (ReplicaState.SILENT, "two has been silent since 2026-01-31T11:58:00Z, and nobody"),
+        ],
+    )
+    def test_a_run_of_a_silent_replica_is_not_said_to_run(
+        self, show: Show, state: ReplicaState | None, told: str
+    ) -> None:
+        task = task_status(**READ["holder silent"])
+        silent: Any = seconds(-120)
+        replicas = [replica_status("two", state=state, seen_at=silent)] if state else None
+        text = show(task, (), replicas)
+        assert line("state", text) == (
+            f"holder silent: {told} knows whether its run goes on; locked until "
+            "2026-01-31T12:01:00Z"
+        )
+        assert ", so far at most 60s, token 7" in (line("last run", text) or "")
+        [row] = status(task)
+        assert (row[1], row[4]) == ("holder silent", "at most 60s")
+
+    def test_no_replica_has_the_task_of_a_removed_job(self, show: Show) -> None:
+        assert line("replicas", show(task_status(), (), [])) == "none has reported this task"
+        removed = [action_read(outcome="job-removed")]
+        told = line("replicas", show(task_status(), (), [], actions=removed))
+        assert told == "none since its job was removed"
 
 
 class TestRuns:
@@ -494,7 +544,10 @@ class TestReplicas:
         running: Any = RunningRun("sync", 7, "one", seconds(-61.4))
         one = replica_status("one", tasks=("sync", "other"), running=(running,), release="1.4")
         two = replica_status("two", state=ReplicaState.SILENT, seen_at=seconds(-120))
-        print_replicas([one, two], NOW, PlainOutput())
+        killed: Any = RunningRun("sync", 6, "three", seconds(-59))
+        times: Any = {"seen_at": seconds(-120)}
+        three = replica_status("three", state=ReplicaState.DIED, running=(killed,), **times)
+        print_replicas([one, two, three], NOW, PlainOutput())
         lines = [re.split("  +", told) for told in capsys.readouterr().out.splitlines()]
         assert lines[1:] == [
             [
@@ -504,6 +557,10 @@ class TestReplicas:
             [
                 *("two", "host", "1.0", "-", "2026-01-31T11:00:00Z", "2026-01-31T11:58:00Z"),
                 *("silent", "0", "-"),
+            ],
+            [
+                *("three", "host", "1.0", "-", "2026-01-31T11:00:00Z", "2026-01-31T11:59:01Z"),
+                *("died", "0", "sync for at most 59s"),
             ],
         ]
 

@@ -26,33 +26,41 @@ STOPPING = {"stopping_since": seconds(-20), "running": (RUN,)}
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({}, "Alive since 11:00:00, seen last at 12:00:00."),
+        ({}, "Alive since 11:00:00, its last sign of life was at 12:00:00."),
         (
             {"leader_namespace": "", "leads": True},
-            "Alive since 11:00:00, seen last at 12:00:00; it leads.",
+            "Alive since 11:00:00, its last sign of life was at 12:00:00; it leads.",
         ),
         (
             {"leader_namespace": "shop:"},
-            "Alive since 11:00:00, seen last at 12:00:00; it does not lead shop:.",
+            "Alive since 11:00:00, its last sign of life was at 12:00:00; it does not lead shop:.",
         ),
         (
             STOPPING,
-            "Alive since 11:00:00, seen last at 12:00:00; it has been stopping since 11:59:40, and "
-            "waits for sync.",
+            "Alive since 11:00:00, its last sign of life was at 12:00:00; it has been stopping "
+            "since 11:59:40, and waits for sync.",
         ),
         (
-            {**STOPPING, "state": ReplicaState.DIED, "seen_at": seconds(-90)},
-            "Died while it was stopping, and was seen last at 11:58:30; its stop had begun at "
-            "11:59:40, and was not over.",
+            {**STOPPING, "state": ReplicaState.DIED, "seen_at": seconds(-90), "running": ()},
+            "Died while it was stopping, and its last sign of life was at 11:58:30; its stop had "
+            "begun at 11:59:40, and was not over.",
         ),
         (
             {"state": ReplicaState.DIED, "seen_at": seconds(-90)},
-            "Died: a run of it was found dead, and it was seen last at 11:58:30.",
+            "Died: a run of it was found dead, and its last sign of life was at 11:58:30.",
         ),
         ({"state": ReplicaState.STOPPED}, "Stopped in good order at 12:00:00."),
         (
             {"state": ReplicaState.SILENT, "seen_at": seconds(-90)},
             "Silent since 11:58:30: it is dead, hangs, or cannot reach the database.",
+        ),
+        (  # The begin of a run is a sign of life, too.
+            {"state": ReplicaState.SILENT, "seen_at": seconds(-90), "running": (RUN,)},
+            "Silent since 11:59:00: it is dead, hangs, or cannot reach the database.",
+        ),
+        (
+            {"state": ReplicaState.DIED, "seen_at": seconds(-90), "unfinished": (RUN,)},
+            "Died: a run of it was found dead, and its last sign of life was at 11:59:00.",
         ),
     ],
 )
@@ -91,6 +99,11 @@ FATES: dict[str, tuple[dict[str, Any], str]] = {
         "it is not run again, because it has no failover; two, three can run its next run time, "
         "due at 12:04:00, when the lease has ended at 12:01:00",
     ),
+    "without failover, and a run time has come meanwhile": (
+        {"task": {**RUNS, "due_at": seconds(-30), "zone": "UTC"}},
+        "it is not run again, because it has no failover; two, three can run its next run time, "
+        "due at 12:04:30, when the lease has ended at 12:01:00",
+    ),
     "a hold": (
         {"task": {**RUNS, "kind": "hold"}},
         "nobody runs it again; its name is free from 12:01:00 on",
@@ -114,8 +127,8 @@ FATES: dict[str, tuple[dict[str, Any], str]] = {
         {"task": RUNS, "run": RunningRun("sync", 7, "one", NOW, lost=True)},
         "nothing changes for others: its lock is lost, so they may run the task already",
     ),
-    "another run has the row": ({"task": {**RUNS, "token": 8}}, "not known"),
-    "the run has ended": ({"task": READ["ok"]}, "not known"),
+    "another run has the row": ({"task": {**RUNS, "token": 8}}, "it has ended since"),
+    "the run has ended": ({"task": READ["ok"]}, "it has ended since"),
     "the row cannot be read": ({"task": {**RUNS, "unreadable": ("schedule",)}}, "not known"),
     "the replicas are not known": ({"task": RUNS, "replicas": None}, "not known"),
     "the task is not known": ({"task": None}, "not known"),
@@ -128,7 +141,7 @@ def test_what_becomes_of_a_run_if_its_replica_is_killed(case: str) -> None:
     task = None if given["task"] is None else task_status(**given["task"])
     run, replicas = given.get("run", RUN), given.get("replicas", OTHERS)
     has_ended = given.get("has_ended", False)
-    assert fate_of(run, task, replicas, FORMATS, has_ended=has_ended) == fate
+    assert fate_of(run, task, replicas, FORMATS, NOW, has_ended=has_ended) == fate
 
 
 @pytest.mark.parametrize(
@@ -177,3 +190,6 @@ def test_tasks_that_only_one_replica_has() -> None:
         replica_status("four", tasks=("c",), **STOPPING),
     ]
     assert tasks_of_one(one, [one, *others]) == ["b", "c", "d"]
+    for state in (ReplicaState.STOPPED, ReplicaState.DIED):  # which can run nothing any more
+        gone = replica_status("one", tasks=("a", "b"), state=state)
+        assert tasks_of_one(gone, [gone, *others]) == []

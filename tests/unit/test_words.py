@@ -189,6 +189,12 @@ PAUSE = Pause("ann", AT, None, "move")
         ),
         (60, {"state": TaskState.RUNNING, "outcome": None}, RUNS_ON, f"{OF_03}, whose run goes on"),
         (
+            60,
+            {"state": TaskState.HOLDER_SILENT, "outcome": None},
+            RUNS_ON,
+            f"{OF_03}, whose run may be dead, because its replica has died or is silent",
+        ),
+        (
             60,  # the state is that of a pause, or dead
             {"state": TaskState.PAUSED, "outcome": "died"},
             RUNS_ON,

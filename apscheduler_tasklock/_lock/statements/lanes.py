@@ -200,7 +200,9 @@ def lanes(table: str, runs: str, by: str, *, queries: str, overruns: str, is_las
                    CASE WHEN NOT {goes_on} THEN CASE WHEN lock.overran THEN 'overran'
                                                      ELSE 'died' END
                         WHEN lock.overrun_at BETWEEN lock.started_at AND now() OR {overruns}
-                        THEN 'too long' ELSE 'running' END AS outcome,
+                        THEN 'too long'
+                        WHEN EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by)
+                        THEN 'holder silent' ELSE 'running' END AS outcome,
                    lock.started_at AS began,
                    CASE WHEN NOT {goes_on} THEN lock.locked_until END AS ended
             FROM {table} AS lock

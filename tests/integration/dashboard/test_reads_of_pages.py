@@ -64,6 +64,7 @@ def both(connection: Connection) -> Any:
         rows.add_action(connection, "shop:*", 2, until="NULL::timestamptz")
         rows.add_action(connection, "mail", 3, outcome="'run'")
         rows.add_replica(connection, "one", ["ok"])
+        rows.add_replica(connection, "two", seen_at="now() - interval '2 days'")
         rows.add_replica(connection, "gone", seen_at="now() - interval '2 h'")
         rows.add_job(connection, "later")
         rows.add_job(connection, "paused", next_run_time="NULL")

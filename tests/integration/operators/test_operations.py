@@ -38,7 +38,15 @@ from tests.support.claims import RENEWS_OFTEN, ended_runs
 from tests.support.internals import kept_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
-from tests.support.rows import add_action, add_run, resumed, tasks_of
+from tests.support.rows import (
+    STAYS_RUNNING,
+    add_action,
+    add_replica,
+    add_run,
+    add_task,
+    resumed,
+    tasks_of,
+)
 from tests.support.schedulers import DAILY, DAILY_LATER, NO_DATABASE, Replica
 from tests.support.waist import MemoryTaskLocks
 
@@ -504,6 +512,16 @@ class TestFree:
         assert ended_runs(operator)[0].outcome == "freed"
         job.go_on.set()
         eventually(lambda: ended_runs(operator)[0].outcome == "overtaken")
+
+    def test_a_holder_that_is_silent_is_not_said_to_be_alive(
+        self, operator: TaskLocks, connection: Connection
+    ) -> None:
+        add_replica(connection, "two", seen_at="now() - interval '2 days'")
+        add_task(connection, "job", **STAYS_RUNNING, locked_by="'two'")
+        said = "has died or is silent, .+; if you know that it is dead, use --force"
+        with pytest.raises(TaskLockStateError, match=said):
+            operator.free("job", 7)
+        assert operator.free("job", 7, force=True).holder == "two"
 
     def test_it_needs_no_history(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job

@@ -96,6 +96,7 @@ EACH_STATE: dict[str, dict[str, str]] = {
     "cut": {**CUT, **STAYS_OK},
     "late": STAYS_LATE,
     "retrying": {**STAYS_OK, **RETRYING},
+    "holder silent": {**STAYS_RUNNING, "locked_by": "'silent'"},
     "running": STAYS_RUNNING,
     "paused": PAUSED,
     "gone": {**STAYS_OK, "due_at": "NULL", "overdue_at": "NULL"},
@@ -116,6 +117,7 @@ def each_state(connection: Connection) -> None:
         add_task(connection, name, **columns)
     others = [name for name in EACH_STATE if name != "gone"]
     add_replica(connection, "one", others, seen_at=ahead(hours=1))
+    add_replica(connection, "silent", seen_at=ago(days=2))
 
 
 def names(tasks: Sequence[TaskStatus]) -> list[str]:
@@ -169,7 +171,7 @@ class TestTasks:
             pages = [
                 operator.tasks(order=order, limit=5, offset=offset) for offset in (0, 5, 10, 15)
             ]
-            assert [len(page) for page in pages] == [5, 5, 4, 0]
+            assert [len(page) for page in pages] == [5, 5, 5, 0]
             assert [task for page in pages for task in names(page)] == names(
                 operator.tasks(order=order)
             )
@@ -285,7 +287,7 @@ class TestOverview:
         add_task(connection, "fails too", **FAILING)
         found = operator.overview()
         assert found.counts == {**dict.fromkeys(TaskState, 1), TaskState.FAILING: 2}
-        assert set(names(found.running)) == {"running", "too long"}
+        assert set(names(found.running)) == {"running", "holder silent", "too long"}
         assert [each.what for each in found.findings] == [
             *("overdue", "dead", "too long"),
             *("unreadable", "missed", "failing", "failing", "healing"),
@@ -427,6 +429,49 @@ class TestOverview:
         assert (found.alive, found.silent) == (1, 2)
         states = {each.replica_id: each.state.value for each in operator.replicas()}
         assert states["died"] == "died"
+
+    @pytest.mark.direct("roles log in by themselves")
+    def test_a_run_goes_on_only_on_a_replica_that_is_alive(
+        self,
+        operator: TaskLocks,
+        direct_url: str,
+        connection: Connection,
+        make_task_locks: Callable[..., TaskLocks],
+    ) -> None:
+        """As its state says. Without the right on the history nobody knows of a death."""
+        add_replica(connection, "alive", **STAYS_ALIVE)
+        add_replica(connection, "silent", seen_at=ago(minutes=5))
+        add_replica(connection, "died", seen_at="now() + interval '4 h'")
+        add_task(connection, "task", **{**FAILING, "failed_at": "now()"})
+        died = {"outcome": "'died'", "replica": "'died'", "ended_at": "now() + interval '5 h'"}
+        add_run(connection, "task", 1, **died)
+        for holder in ("alive", "silent", "died", "unknown"):
+            add_task(connection, holder, **STAYS_RUNNING, locked_by=f"'{holder}'")
+        add_task(connection, "hangs", **STAYS_TOO_LONG, locked_by="'silent'")
+
+        def told(locks: TaskLocks) -> dict[str, str]:
+            found = {task.name: task.state.value for task in locks.overview().running}
+            assert found == {
+                task.name: task.state.value for task in locks.tasks() if task.finished_at is None
+            }
+            return found
+
+        known = {
+            "alive": "running",
+            "silent": "holder silent",
+            "died": "holder silent",
+            "unknown": "running",
+            "hangs": "too long",
+        }
+        assert told(operator) == known
+        lanes = operator.lanes(moment(hours=1), moment(hours=-1), by="task").lanes
+        entries = {lane.name: lane.entries[0].outcome for lane in lanes if lane.name in known}
+        assert entries == known
+        with role(direct_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT ON task_lock, task_lock_replica TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            found = told(make_task_locks(database=url))
+        assert found == {**known, "died": "running"}
 
     @pytest.mark.direct("roles log in by themselves")
     def test_without_the_right_on_the_replicas_the_tasks_are_told(

@@ -54,6 +54,7 @@ def test_each_task_is_read_as_the_tests_of_words_have_it(
 ) -> None:
     for name, columns in ROWS.items():
         add_task(connection, name, **columns)
+    add_replica(connection, "two", seen_at="now() - interval '2 days'")
     found = {task.name: task for task in OPERATIONS.tasks(raw_cursor(connection))}
     assert found.keys() == READ.keys()
     for name, columns in READ.items():
@@ -270,3 +271,13 @@ def test_the_live_replicas_that_list_a_task_are_returned(connection: Connection)
         add_job(connection, name, task_name=f"'{name}'")
     jobs = OPERATIONS.jobs(raw_cursor(connection))
     assert {job.id: job.has_replica for job in jobs} == {"sent": True, "lost": False}
+
+
+def test_a_run_that_began_after_the_time_of_the_read_has_taken_no_time(
+    connection: Connection, now: datetime
+) -> None:
+    add_task(connection, "begun", **{**RUNNING, "started_at": "now() + interval '4 h'"})
+    [task] = OPERATIONS.tasks(raw_cursor(connection))
+    assert task.started_at is not None
+    assert task.started_at > now
+    assert task.took == 0.0
