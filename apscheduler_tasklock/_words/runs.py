@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from apscheduler_tasklock._lock import outcomes
 from apscheduler_tasklock._lock.protocol_messages import MOST_COUNTED
 from apscheduler_tasklock._words.formats import Formats
-from apscheduler_tasklock.status import Durations, Run, Spread, TaskStatus
+from apscheduler_tasklock.status import Durations, Run, Spread
 
 
 def did_in_words(action: Run) -> str:
@@ -74,8 +74,8 @@ def ending_in_words(run: Run) -> str:
     return outcomes.outcome_named(run.outcome).why
 
 
-def took_in_words(run: Run | TaskStatus, formats: Formats) -> str:
-    """Return how long a run took, or a task's last run, as far as it is known.
+def took_in_words(run: Run, formats: Formats) -> str:
+    """Return how long a run took, as far as it is known.
 
     The end of a run that died is the end of its lease. A run that outlived its maximum lock may
     have gone on.

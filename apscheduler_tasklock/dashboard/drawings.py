@@ -129,7 +129,7 @@ def _bar_height(took: float, longest: float) -> int:
 
 def _summary(entries: Sequence[Run]) -> str:
     """Return how many runs there are, and how many of them failed; and missed run times."""
-    names = [class_of(each) for each in entries]
+    names = [css_class_of(each) for each in entries]
     bad, runs = names.count("bad"), len(names) - names.count("missed")
     missed = sum(each.run_times or 1 for each in entries if each.outcome == "missed")
     words = []

@@ -29,7 +29,7 @@ from apscheduler_tasklock._words.tasks import (
     notes_of,
     pause_in_words,
     pauser_in_words,
-    took_in_words,
+    task_took_in_words,
 )
 from apscheduler_tasklock.dashboard.actions import ACTIONS
 from apscheduler_tasklock.dashboard.drawings import (
@@ -167,6 +167,6 @@ def _templates() -> jinja2.Environment:
         LEGEND=LEGEND,
         ROW=ROW,
         pauser_in_words=pauser_in_words,
-        took_in_words=took_in_words,
+        task_took_in_words=task_took_in_words,
     )
     return environment

@@ -39,10 +39,9 @@ from apscheduler_tasklock._words.runs import (
     error_in_words,
     miss_in_words,
     run_notes,
-    took_in_words,
     when_of,
 )
-from apscheduler_tasklock._words.tasks import as_listed, pauses_of, took_in_words
+from apscheduler_tasklock._words.tasks import as_listed, pauses_of, task_took_in_words
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Job, Replica, Run, Task
@@ -767,7 +766,7 @@ def _took_with_usual(status: TaskStatus, usual: float | None) -> str:
     if status.took is None:
         return "-"
     told = f" (usually {seconds_in_words(usual)})" if usual is not None else ""
-    return f"{took_in_words(status, _FORMATS)}{told}"
+    return f"{task_took_in_words(status, _FORMATS)}{told}"
 
 
 def _outcome(status: TaskStatus) -> str:
