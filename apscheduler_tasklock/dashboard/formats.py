@@ -7,7 +7,7 @@ from datetime import datetime, tzinfo
 from apscheduler_tasklock._lock.words import seconds_in_words
 from apscheduler_tasklock._words.formats import for_reader
 from apscheduler_tasklock._words.runs import took_in_words
-from apscheduler_tasklock.status import Run, TaskStatus
+from apscheduler_tasklock.status import Run
 
 
 class Formats:
@@ -52,7 +52,7 @@ class Formats:
         """Return a time as the field of a form has it; ``""`` for ``None``."""
         return "" if moment is None else f"{moment.astimezone(self.zone):%Y-%m-%dT%H:%M:%S}"
 
-    def took(self, run: Run | TaskStatus) -> str:
+    def took(self, run: Run) -> str:
         """Return how long a run took, or a task's last run, as far as it is known."""
         return took_in_words(run, self)
 
