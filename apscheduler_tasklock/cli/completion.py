@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from apscheduler_tasklock._lock.outcomes import OUTCOMES
 from apscheduler_tasklock.cli.jobs import ACTIONS
 from apscheduler_tasklock.cli.parser import CommandParser
 from apscheduler_tasklock.cli.target import task_locks
+from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState
 
 # Limits the seconds that a shell waits for names, and how many it is given.
@@ -43,8 +44,8 @@ def answer_shell(parser: CommandParser) -> None:
 
 def _tasks(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the tasks' names that begin with a prefix; none if the database does not answer."""
-    namespace, parsed_args.locks = parsed_args.namespace, None
-    with suppress(Exception), task_locks(parsed_args, _TIMEOUT) as locks:
+    namespace = parsed_args.namespace
+    with suppress(Exception), _locks(parsed_args) as locks:
         found = locks.tasks(f"{namespace}{prefix}*", limit=_MOST_NAMES)
         return [task.name.removeprefix(namespace) for task in found]
     return []
@@ -52,8 +53,7 @@ def _tasks(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
 
 def _jobs(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the jobs' ids that begin with a prefix; none if the database does not answer."""
-    parsed_args.locks = None
-    with suppress(Exception), task_locks(parsed_args, _TIMEOUT) as locks:
+    with suppress(Exception), _locks(parsed_args) as locks:
         return [job.id for job in locks.jobs(f"{prefix}*")][:_MOST_NAMES]
     return []
 
@@ -76,10 +76,15 @@ def _outcomes(prefix: str, **_: Any) -> list[str]:
 
 def _replicas(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the replicas' ids; none if the database does not answer."""
-    parsed_args.locks = None
-    with suppress(Exception), task_locks(parsed_args, _TIMEOUT) as locks:
+    with suppress(Exception), _locks(parsed_args) as locks:
         return [each.replica_id for each in locks.replicas()][:_MOST_NAMES]
     return []
+
+
+def _locks(parsed_args: argparse.Namespace) -> AbstractContextManager[TaskLocks]:
+    """Open the task locks of a line that is not finished. A shell waits for less than a command."""
+    parsed_args.locks, parsed_args.timeout = None, _TIMEOUT
+    return task_locks(parsed_args)
 
 
 # By the arguments' names in the parser.

@@ -36,7 +36,7 @@ def database_of(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def task_locks(options: argparse.Namespace, claim_timeout: float = _TIMEOUT) -> Iterator[TaskLocks]:
+def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     """Open the task locks that a command is about, unless they were given."""
     if options.locks is not None:
         yield options.locks
@@ -45,7 +45,7 @@ def task_locks(options: argparse.Namespace, claim_timeout: float = _TIMEOUT) -> 
     logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
     locks = TaskLocks(
         database_of(options),
-        claim_timeout=getattr(options, "timeout", claim_timeout),
+        claim_timeout=getattr(options, "timeout", _TIMEOUT),
         schema=options.schema,
         table=options.table,
     )

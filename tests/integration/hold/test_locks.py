@@ -554,6 +554,7 @@ class TestUnavailable:
         known_task: KnownTask,
     ) -> None:
         locks = make_locks(claim_timeout=6)  # for longer than a slow machine stops
+        held(locks, "connects")
         known_task("task")
         with psycopg.connect(database_url) as blocker:
             blocker.execute("SELECT * FROM task_lock FOR UPDATE")
