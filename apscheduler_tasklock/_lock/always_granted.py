@@ -24,7 +24,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Extend,
     GiveUp,
     Lead,
-    LockTimes,
+    LockEnds,
     Message,
     MissNotes,
     Prune,
@@ -161,14 +161,14 @@ class UnlockedProtocol:
     def _end_lease(self, message: EndLease) -> None:
         self._unlocked.end(message.claim_id)
 
-    def _extend(self, message: Extend) -> LockTimes | None:
+    def _extend(self, message: Extend) -> LockEnds | None:
         grant = self._unlocked.find(message.claim_id)
         if grant is None:
             return None
         grant.run_until = later(grant.run_until, message.by)
         return _renewed(grant, message.lease)
 
-    def _renew(self, message: Renewals) -> dict[UUID, LockTimes]:
+    def _renew(self, message: Renewals) -> dict[UUID, LockEnds]:
         found = ((each, self._unlocked.find(each.claim_id)) for each in message.requests)
         return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
 
@@ -215,8 +215,8 @@ def nothing(cursor: Any, message: Message[Any]) -> Any:
     return empty()
 
 
-def _renewed(grant: _Grant, lease: float | None) -> LockTimes:
+def _renewed(grant: _Grant, lease: float | None) -> LockEnds:
     now = monotonic_now()
     wanted = grant.run_until if lease is None else min(grant.run_until, later(now, lease))
     grant.locked_until = max(grant.locked_until, wanted)
-    return LockTimes(grant.locked_until, grant.run_until, now)
+    return LockEnds(grant.locked_until, grant.run_until, now)

@@ -56,9 +56,9 @@ from apscheduler_tasklock._lock.limited_claims import (
     Claimed,
     LimitedClaims,
     LimitedTicket,
-    LoneTicket,
     NotNow,
     Report,
+    SingleClaimTicket,
 )
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -67,7 +67,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     EndLease,
     Extend,
     JobMove,
-    LockTimes,
+    LockEnds,
     Message,
     Read,
     Refusal,
@@ -471,7 +471,7 @@ class LockClient:
         """
         wanted_at = min(map(self._want, attempts))
         if len(attempts) == 1 and not isinstance(attempts[0], StoredAttempt):
-            self._begin(LoneTicket, attempts[0], wanted_at, report)
+            self._begin(SingleClaimTicket, attempts[0], wanted_at, report)
         else:
             claims = LimitedClaims(attempts, most)  # type: ignore[arg-type]  # of one kind
             self._begin(LimitedTicket, claims, wanted_at, report)
@@ -485,7 +485,7 @@ class LockClient:
 
     def _begin(
         self,
-        kind: type[LimitedTicket] | type[LoneTicket],
+        kind: type[LimitedTicket] | type[SingleClaimTicket],
         claims: Any,
         wanted_at: float,
         report: Report,
@@ -1035,7 +1035,7 @@ class LockClient:
         """
         sent, asked = 0.0, Extend(held.name, held.claim_id, by, held.lease)
 
-        def extend(cursor: Any) -> LockTimes | None:
+        def extend(cursor: Any) -> LockEnds | None:
             nonlocal sent
             sent = time.monotonic()
             return self._protocol.execute(cursor, asked)

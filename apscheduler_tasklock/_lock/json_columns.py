@@ -51,14 +51,14 @@ def moment_of(value: str) -> str:
     return f"to_timestamp(({value})::float8)"
 
 
-def elements_of(column: str) -> str:
+def json_elements_of(column: str) -> str:
     """Return the FROM item with a row for each element of a JSON list; no row if it is no list."""
     return f"""jsonb_array_elements(
         CASE WHEN jsonb_typeof({column}) = 'array' THEN {column} ELSE '[]' END)"""
 
 
 # The FROM item with the runs that a replica has reported.
-REPORTED_RUNS = elements_of("running")
+REPORTED_RUNS = json_elements_of("running")
 
 
 def read_json(text: str) -> Any:
@@ -83,7 +83,7 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-def texts(values: Iterable[Any]) -> tuple[str, ...]:
+def strings_of(values: Iterable[Any]) -> tuple[str, ...]:
     """Return the texts of an array, which may also have nulls and further dimensions."""
     return tuple(value for value in values if isinstance(value, str))
 

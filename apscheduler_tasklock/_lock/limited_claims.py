@@ -192,7 +192,7 @@ class LimitedTicket(_QueueTicket):
         return self.request.outcomes(outcome)
 
 
-class LoneTicket(_QueueTicket):
+class SingleClaimTicket(_QueueTicket):
     """The ticket of one claim that has a statement of its own, such as a takeover.
 
     The ticket is not sent again while the row is locked. Instead the queue begins the claim anew,

@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.job_rows import next_version
 from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
-    elements_of,
+    json_elements_of,
 )
 from apscheduler_tasklock._lock.patterns import (
     escaped,
@@ -661,7 +661,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
 _IS_OF_TASK = "= %(task)s::text"
 # The pauses of all tasks that have not ended, or have ended less than a day ago. Ended ones are
 # kept, so that no run makes up for the run times in them.
-_KEPT_PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+_KEPT_PAUSES = f"""{json_elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
                    WHERE CASE WHEN {IS_PAUSE}
                               THEN COALESCE({PAUSE_UNTIL} > now() - interval '1 day', true)
                               ELSE false END"""

@@ -33,7 +33,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Extend,
     GiveUp,
     Lead,
-    LockTimes,
+    LockEnds,
     Message,
     MissNote,
     MissNotes,
@@ -102,7 +102,7 @@ def history_beside(table: Table, runs: int) -> History | None:
     return History(for_template(run_table(table)), runs) if runs else None
 
 
-class TaskLockProtocol:
+class TaskLockStatements:
     """Carries out messages for one task lock table, on a cursor of ``raw_cursor``.
 
     :param replica_id: the replica's id
@@ -174,7 +174,7 @@ class TaskLockProtocol:
         self._correct_history = recording(statements.correct_history, Releases)
         self._give_up = recording(statements.give_up, GiveUp)
         self._lead = Statement(statements.lead(name), None, Lead)
-        self._renew = Statement(statements.renew(name), LockTimes)
+        self._renew = Statement(statements.renew(name), LockEnds)
         self._read = Statement(statements.read(name), None, Read)
         self._note_misses = self._note_reschedulings = None
         if runs:
@@ -191,7 +191,7 @@ class TaskLockProtocol:
             message: Statement(template, answers, message)
             for message, template, answers in (
                 (EndLease, statements.end_lease(name), ReleaseAnswer),
-                (Extend, statements.extend(name), LockTimes),
+                (Extend, statements.extend(name), LockEnds),
                 (Stop, statements.stop_replica(replicas), None),
                 (Retire, statements.retire(name, replicas), None),
                 (RemoveReplicas, statements.remove_replicas(replicas), None),
@@ -205,7 +205,7 @@ class TaskLockProtocol:
 
     def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
         """Carry out a message, and return its answer. See the messages."""
-        how = _HOW.get(type(message)) or TaskLockProtocol._one_statement
+        how = _HOW.get(type(message)) or TaskLockStatements._one_statement
         answer: Answer = how(self, cursor, message)
         return answer
 
@@ -303,7 +303,7 @@ class TaskLockProtocol:
     def _lead_one(self, cursor: Any, message: Lead) -> int:
         return len(self._execute(cursor, self._lead, message.parameters).fetchall())
 
-    def _renew_all(self, cursor: Any, message: Renewals) -> dict[UUID, LockTimes]:
+    def _renew_all(self, cursor: Any, message: Renewals) -> dict[UUID, LockEnds]:
         asked = [request.parameters for request in message.requests]
         arrays = {name: [each[name] for each in asked] for name in Renewal.types}
         self._execute(cursor, self._renew, arrays)
@@ -475,21 +475,21 @@ class TaskLockProtocol:
         return done
 
 
-_HOW: dict[type[Message[Any]], Callable[[TaskLockProtocol, Any, Any], Any]] = {
-    Claim: TaskLockProtocol._claim_one,
-    Claims: TaskLockProtocol._claim_many,
-    StoredClaims: TaskLockProtocol._claim_and_move,
-    Reruns: TaskLockProtocol._rerun,
-    ReleaseRequest: TaskLockProtocol._release_one,
-    Releases: TaskLockProtocol._release_together,
-    GiveUp: TaskLockProtocol._give_up_one,
-    Lead: TaskLockProtocol._lead_one,
-    Renewals: TaskLockProtocol._renew_all,
-    Read: TaskLockProtocol._read_states,
-    Registrations: TaskLockProtocol._register_all,
-    SignOfLife: TaskLockProtocol._report_replica,
-    MissNotes: TaskLockProtocol._note_missed,
-    ScheduleNotes: TaskLockProtocol._note_rescheduled,
+_HOW: dict[type[Message[Any]], Callable[[TaskLockStatements, Any, Any], Any]] = {
+    Claim: TaskLockStatements._claim_one,
+    Claims: TaskLockStatements._claim_many,
+    StoredClaims: TaskLockStatements._claim_and_move,
+    Reruns: TaskLockStatements._rerun,
+    ReleaseRequest: TaskLockStatements._release_one,
+    Releases: TaskLockStatements._release_together,
+    GiveUp: TaskLockStatements._give_up_one,
+    Lead: TaskLockStatements._lead_one,
+    Renewals: TaskLockStatements._renew_all,
+    Read: TaskLockStatements._read_states,
+    Registrations: TaskLockStatements._register_all,
+    SignOfLife: TaskLockStatements._report_replica,
+    MissNotes: TaskLockStatements._note_missed,
+    ScheduleNotes: TaskLockStatements._note_rescheduled,
 }
 
 

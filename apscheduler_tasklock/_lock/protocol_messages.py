@@ -510,14 +510,14 @@ class Renewal(Parameters):
 
 
 @dataclass(frozen=True)
-class Renewals(Message[dict[UUID, "LockTimes"]]):
+class Renewals(Message[dict[UUID, "LockEnds"]]):
     """Renewals of claims. The answers are by claim id; a missing claim no longer stands."""
 
     requests: Unsent[Sequence[Renewal]]
 
 
 @dataclass(frozen=True)
-class Extend(Message["LockTimes | None"]):
+class Extend(Message["LockEnds | None"]):
     """A request to move the end of a maximum lock; ``None``: the claim no longer stands.
 
     :ivar by: by how many seconds to move it
@@ -530,7 +530,7 @@ class Extend(Message["LockTimes | None"]):
     lease: float | None
 
 
-class LockTimes(NamedTuple):
+class LockEnds(NamedTuple):
     """The ends of a claim after it was renewed or extended.
 
     :ivar locked_until: the database time at which the lease ends; ``None`` if the claim was not

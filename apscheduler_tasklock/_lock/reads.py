@@ -26,10 +26,10 @@ from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
     IS_RUN,
     REPORTED_RUNS,
-    elements_of,
+    json_elements_of,
     moment_of,
     read_json,
-    texts,
+    strings_of,
 )
 from apscheduler_tasklock._lock.outcomes import FAILED, UNRELEASED, in_sql
 from apscheduler_tasklock._lock.patterns import (
@@ -303,7 +303,7 @@ _MOST_HAVING = 5
 # The pauses of a task's row that have not ended, in the order in which they were made.
 PAUSE_SINCE = moment_of("pause ->> 'since'::text")
 PAUSE_UNTIL = moment_of("pause ->> 'until'::text")
-PAUSES = f"""{elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
+PAUSES = f"""{json_elements_of("lock.pauses")} WITH ORDINALITY AS each (pause, place)
               WHERE CASE WHEN {IS_PAUSE} THEN COALESCE({PAUSE_UNTIL} > now(), true)
                          ELSE false END"""
 # Pauses as columns of arrays, those of the task before those of all tasks.
@@ -340,7 +340,7 @@ LISTED_PAUSES = f"""LATERAL (
 _HAS_BAD_PAUSES = f"""(lock.pauses IS NOT NULL AND (
     CASE WHEN pg_catalog.pg_column_size(lock.pauses) > {_LARGEST_PAUSES} THEN true
          WHEN jsonb_typeof(lock.pauses) <> 'array' THEN true
-         ELSE EXISTS (SELECT FROM {elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})
+         ELSE EXISTS (SELECT FROM {json_elements_of("lock.pauses")} AS pause WHERE NOT {IS_PAUSE})
     END))"""
 # Whether a row is that of a one-off job that has ended well, and waits to be deleted. There may
 # be hundreds of thousands of them. Their states are known without all else that decides on one.
@@ -1664,7 +1664,7 @@ def _replica_status(
     running: tuple[RunningRun, ...] = (),
     unfinished: tuple[RunningRun, ...] = (),
 ) -> ReplicaStatus:
-    lists = {name: texts(row[name]) for name in ("tasks", "rejected")}
+    lists = {name: strings_of(row[name]) for name in ("tasks", "rejected")}
     bad = [name for name, found in lists.items() if len(found) < len(row[name])]
     if not row.pop("tells_runs"):
         bad.append("running")

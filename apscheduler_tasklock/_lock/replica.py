@@ -26,8 +26,8 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.protocol_messages import LockProtocol, LockTimes, Renewal, Renewals
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockStatements
+from apscheduler_tasklock._lock.protocol_messages import LockEnds, LockProtocol, Renewal, Renewals
 from apscheduler_tasklock._lock.statements import probe
 from apscheduler_tasklock._lock.test_doubles import StandIn
 from apscheduler_tasklock._shutdown import Closing
@@ -139,7 +139,7 @@ class Replica:
         """Return the protocol of one user."""
         if settings.stand_in is not None:
             return settings.stand_in.protocol(settings.replica_id)
-        return TaskLockProtocol(
+        return TaskLockStatements(
             self.table,
             settings.replica_id,
             history=settings.history,
@@ -222,7 +222,7 @@ class Replica:
         return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
 
 
-def note_times(held: HeldLock, times: LockTimes, sent: float) -> None:
+def note_times(held: HeldLock, times: LockEnds, sent: float) -> None:
     """Note in a held lock until when its claim stands.
 
     :param sent: when the statement was sent, on the monotonic clock

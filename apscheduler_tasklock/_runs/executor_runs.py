@@ -50,7 +50,7 @@ from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, WhyKept
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
@@ -396,7 +396,7 @@ class ExecutorRuns:
             locks.begin_claims(attempts, ask.most, report)
 
     def _answered(
-        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: Inputs
+        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: StepInputs
     ) -> None:
         for run, claimed in answers:
             due = run.work.submission.due
@@ -500,7 +500,7 @@ class ExecutorRuns:
         run.work.kept_because = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
-    def _follow(self, run: QueuedRun, inputs: Inputs) -> None:
+    def _follow(self, run: QueuedRun, inputs: StepInputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.work
         assert self._parts.leadership is not None
@@ -665,7 +665,7 @@ class ExecutorRuns:
             lambda future: work.line.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: Inputs) -> None:
+    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: StepInputs) -> None:
         try:
             if future.result():
                 call_application(partial(self._parts.report_missed, run.work.submission))
@@ -819,7 +819,7 @@ class ExecutorRuns:
             ", ".join(named) or "nothing of this scheduler",
         )
 
-    def _withdraw_given(self, line: Line, inputs: Inputs) -> None:
+    def _withdraw_given(self, line: Line, inputs: StepInputs) -> None:
         """Withdraw the runs that have a lock and were given, unless a worker has begun them.
 
         Runs of an executor that is not APScheduler's are not withdrawn, because such an executor

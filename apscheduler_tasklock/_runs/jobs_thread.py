@@ -16,7 +16,7 @@ from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
 from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
@@ -32,7 +32,7 @@ LONGEST_WAIT = 0.5
 STUCK = 30.0
 
 # A message to the thread: a function that adds to the inputs of the next step.
-Message = Callable[[Inputs], object]
+Message = Callable[[StepInputs], object]
 # Returns how many workers there are now; ``None``: there is no limit of workers.
 Workers = Callable[[], int | None]
 
@@ -201,10 +201,10 @@ class JobsThread:
         """
         is_done = threading.Event()
 
-        def stop(inputs: Inputs) -> None:
+        def stop(inputs: StepInputs) -> None:
             inputs.stopped = True
 
-        def note_done(_inputs: Inputs) -> None:
+        def note_done(_inputs: StepInputs) -> None:
             self._is_stopped = True
             self._carried_out.append(is_done)
 
@@ -278,7 +278,7 @@ class JobsThread:
 
     def _step_line(self, line: Line) -> None:
         carrier = line.carrier
-        inputs = Inputs(workers=line.workers(), stopped=carrier.is_ending)
+        inputs = StepInputs(workers=line.workers(), stopped=carrier.is_ending)
         messages, line.messages = line.messages, []
         for message in messages:
             try:

@@ -30,7 +30,7 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import Inputs
+from apscheduler_tasklock._runs.queue import StepInputs
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
@@ -108,7 +108,9 @@ class ProcessRuns(ExecutorRuns):
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
-    def _note_broken(self, run: QueuedRun, processes: Mapping[int, Any], _inputs: Inputs) -> None:
+    def _note_broken(
+        self, run: QueuedRun, processes: Mapping[int, Any], _inputs: StepInputs
+    ) -> None:
         """Note a run of a broken pool, one of whose processes may still run the job."""
         self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
 

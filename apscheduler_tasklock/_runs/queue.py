@@ -39,7 +39,7 @@ PATIENCE = 0.1
 
 
 @dataclass
-class Inputs:
+class StepInputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
@@ -151,7 +151,7 @@ class RunQueue:
         waiting = sum(run.state is State.WAITING for run in self._waiting)
         return max(0, self._workers.free - waiting - len(self._asked))
 
-    def step(self, now: float, inputs: Inputs) -> ToDo:
+    def step(self, now: float, inputs: StepInputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock

@@ -23,7 +23,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Extend,
     GiveUp,
     Lead,
-    LockTimes,
+    LockEnds,
     Message,
     Prune,
     Read,
@@ -174,7 +174,7 @@ class MemoryProtocol:
     def _release_all(self, message: Releases) -> dict[UUID, ReleaseAnswer | None]:
         return _answers(message.requests, self._release)
 
-    def _renew_all(self, message: Renewals) -> dict[UUID, LockTimes]:
+    def _renew_all(self, message: Renewals) -> dict[UUID, LockEnds]:
         return _answers(message.requests, self._decide)
 
     def _read(self, message: Read) -> tuple[list[RunState], datetime]:

@@ -27,7 +27,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Extend,
     GiveUp,
     Lead,
-    LockTimes,
+    LockEnds,
     ReadTimes,
     Registered,
     Registration,
@@ -650,23 +650,23 @@ def give_up(row: Row | None, asked: GiveUp, now: datetime) -> Ruling[ClosedRun |
     return Ruling(row, closed, ended)
 
 
-def extend(row: Row | None, asked: Extend, now: datetime) -> Ruling[LockTimes | None]:
+def extend(row: Row | None, asked: Extend, now: datetime) -> Ruling[LockEnds | None]:
     """Extend a claim's maximum lock; the answer is ``None`` if the claim no longer stands."""
     if row is None or not row.is_granted(asked.claim_id, now):
         return Ruling(row, None)
     run_until = later(row.run_until, asked.by)
     locked_until = max(row.locked_until, _leased(now, asked.lease, run_until))
     row = replace(row, run_until=run_until, locked_until=locked_until, overran=False)
-    return Ruling(row, LockTimes(locked_until, run_until, now))
+    return Ruling(row, LockEnds(locked_until, run_until, now))
 
 
-def renew(row: Row | None, renewal: Renewal, now: datetime) -> Ruling[LockTimes | None]:
+def renew(row: Row | None, renewal: Renewal, now: datetime) -> Ruling[LockEnds | None]:
     """Renew a claim; the answer is ``None`` if the claim no longer stands."""
     if row is None or not row.is_granted(renewal.claim_id, now):
         return Ruling(row, None)
     locked_until = max(row.locked_until, _leased(now, renewal.lease, row.run_until))
     row = replace(row, locked_until=locked_until, overran=renewal.is_last)
-    return Ruling(row, LockTimes(locked_until, row.run_until, now))
+    return Ruling(row, LockEnds(locked_until, row.run_until, now))
 
 
 def register(

@@ -15,7 +15,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.testing import rule as the_rule
 from tests.contract.conftest import ON_BOTH, database_now, row, token_at
 from tests.support.waist import (
-    LockTimes,
+    LockEnds,
     Memory,
     ReleaseRequest,
     Renewal,
@@ -59,8 +59,8 @@ class TestLease:
         start, now = answer.database_time, answer.database_time + timedelta(seconds=20)
         ends = start + timedelta(seconds=40)
         assert renewed == {
-            first: LockTimes(now + timedelta(seconds=30), start + timedelta(seconds=300), now),
-            second: LockTimes(ends, ends, now),
+            first: LockEnds(now + timedelta(seconds=30), start + timedelta(seconds=300), now),
+            second: LockEnds(ends, ends, now),
         }
 
     @ON_BOTH

@@ -19,7 +19,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -245,7 +245,7 @@ class JobsReplica(Replica):
         return work.claim
 
     def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
-        def take_in(inputs: Inputs) -> None:
+        def take_in(inputs: StepInputs) -> None:
             inputs.answered += [
                 (run, self._claim_outcome(run, claimed)) for run, claimed in answers
             ]
@@ -337,7 +337,7 @@ class JobsReplica(Replica):
             self._client.withdraw(work.claim)
         self._end(run, "withdrawn")
 
-    def _withdraw_given(self, inputs: Inputs) -> None:
+    def _withdraw_given(self, inputs: StepInputs) -> None:
         for run in list(self._given):
             if run.work.held is None or not run.token.take():
                 continue

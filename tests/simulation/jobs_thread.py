@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
-from apscheduler_tasklock._runs.queue import Inputs
+from apscheduler_tasklock._runs.queue import StepInputs
 from tests.simulation.world import Inbox, Process, World
 
 
@@ -30,8 +30,8 @@ class SimulatedJobsThread(JobsThread):
     def start(self) -> None:
         pass
 
-    def post(self, line: Line, message: Callable[[Inputs], object]) -> None:
-        def take_in(inputs: Inputs) -> None:
+    def post(self, line: Line, message: Callable[[StepInputs], object]) -> None:
+        def take_in(inputs: StepInputs) -> None:
             try:
                 message(inputs)
             except Exception as error:  # the real thread would log it
@@ -43,7 +43,7 @@ class SimulatedJobsThread(JobsThread):
     def begin_stop(self) -> None:
         """Let no run begin any more."""
 
-        def stop(inputs: Inputs) -> None:
+        def stop(inputs: StepInputs) -> None:
             inputs.stopped = self._is_stopped = True
 
         for line in self._lines:

@@ -41,7 +41,7 @@ from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
 from apscheduler_tasklock._lock.patterns import like_of
-from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockStatements
 from apscheduler_tasklock._lock.protocol_messages import (
     IN_TIME,
     Answer,
@@ -55,8 +55,8 @@ from apscheduler_tasklock._lock.protocol_messages import (
     GiveUp,
     JobMove,
     Lead,
+    LockEnds,
     LockProtocol,
-    LockTimes,
     Message,
     MissedTimes,
     MissNote,
@@ -140,9 +140,9 @@ __all__ = [
     "JobMove",
     "Lead",
     "LockClient",
+    "LockEnds",
     "LockProtocol",
     "LockSettings",
-    "LockTimes",
     "Memory",
     "MemoryProtocol",
     "MemoryTaskLocks",
@@ -278,7 +278,7 @@ def protocol_of(
     if isinstance(connection, Memory):
         protocol: LockProtocol = connection.locks.protocol(name)
         return protocol
-    return TaskLockProtocol(
+    return TaskLockStatements(
         task_lock_table(table, schema), name, lock_timeout, history, release=release
     )
 
@@ -440,10 +440,10 @@ class Replica(Statements):
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
-    ) -> LockTimes | None:
+    ) -> LockEnds | None:
         return self.ask(Extend(task, claim_id, by, lease))
 
-    def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
+    def renew(self, *renewals: Renewal) -> dict[UUID, LockEnds]:
         return self.ask(Renewals(renewals))
 
     def renewed(
@@ -531,13 +531,13 @@ def met(
     :param meet: gets the message, and what carries it out; its result is the answer
     :return: a class, its attribute's name, and the new attribute
     """
-    execute = TaskLockProtocol.execute
+    execute = TaskLockStatements.execute
 
     def met_here(protocol: Any, cursor: Any, message: Any) -> Any:
         carry_out = partial(execute, protocol, cursor, message)
         return meet(message, carry_out) if isinstance(message, kind) else carry_out()
 
-    return TaskLockProtocol, "execute", met_here
+    return TaskLockStatements, "execute", met_here
 
 
 @dataclass(frozen=True)

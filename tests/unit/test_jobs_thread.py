@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from tests.support.polling import eventually
 
@@ -128,7 +128,7 @@ def test_nothing_is_begun_when_the_interpreter_ends(line: Line, carrier: Carrier
     assert carrier.asked == []
 
 
-def fail(_inputs: Inputs) -> None:
+def fail(_inputs: StepInputs) -> None:
     raise ValueError("of a message")
 
 

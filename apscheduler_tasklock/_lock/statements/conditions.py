@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from apscheduler_tasklock._lock.json_columns import IS_PAUSE, elements_of, moment_of
+from apscheduler_tasklock._lock.json_columns import IS_PAUSE, json_elements_of, moment_of
 from apscheduler_tasklock._lock.parameters import Parameters
 
 # The value of the time columns in the row of a task that has never run.
@@ -106,7 +106,8 @@ def listed_pauses(table: str) -> str:
         SELECT pause ->> 'namespace'::text AS namespace, pause ->> 'by'::text AS by,
                {moment_of("pause ->> 'since'::text")} AS since,
                {moment_of("pause ->> 'until'::text")} AS until, pause ->> 'why'::text AS why, place
-        FROM {table} AS side, {elements_of("side.pauses")} WITH ORDINALITY AS each (pause, place)
+        FROM {table} AS side,
+             {json_elements_of("side.pauses")} WITH ORDINALITY AS each (pause, place)
         WHERE side.task_name = {ALL_TASKS} AND {IS_PAUSE}
     )"""
 
