@@ -70,6 +70,18 @@ def keeping(replica: Replica, runs: int) -> Replica:
     return replica
 
 
+@pytest.mark.postgresql
+def test_a_run_that_failed_fills_each_column_of_runs(one: Replica, connection: Connection) -> None:
+    """A column that is forgotten where entries are written is null in all of them."""
+    one.protocol = protocol_of(one.name, release="1.2")
+    failed = {"outcome": "error", "error_type": "E", "error": "why", "traceback": "frames"}
+    one.end(one.claim()[0], **failed, retry_in=60.0)
+    [entry] = entries(connection)
+    # These columns tell of actions and of missed run times.
+    of_others = {"action_id", "by", "cause", "last_scheduled_at", "reason", "run_times", "until"}
+    assert {name for name, value in entry.items() if value is None} == of_others
+
+
 class TestReleases:
     def test_a_run_that_ended_well(
         self, one: Replica, travel: Travel, connection: Connection
