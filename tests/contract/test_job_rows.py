@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -538,7 +539,10 @@ class TestUsersChanges:
             listening.execute(f'LISTEN "{one.jobs.channel}"')
 
             def told() -> int:
-                return len(list(listening.notifies(timeout=0.2)))
+                # Notifications come in the order of their commits, so what was told is before this.
+                listening.execute("SELECT pg_notify(%s, 'end')", [one.jobs.channel])
+                payloads = (each.payload for each in listening.notifies())
+                return len(list(takewhile(lambda payload: payload != "end", payloads)))
 
             one.add()
             assert told() == 1

@@ -76,7 +76,7 @@ def test_a_run_a_miss_and_what_an_operator_did_are_read_as_the_tests_of_words_ha
     add_miss(connection, "sync", 1)
     add_action(connection, "sync", 1)
     found = OPERATIONS.runs(raw_cursor(connection), "sync")
-    assert found == [run_read(now), miss_read(now), action_read(now)]
+    assert found == [run_read(now), action_read(now), miss_read(now)]
 
 
 def test_a_replica_is_read_as_the_tests_of_words_have_it(
