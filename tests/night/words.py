@@ -13,7 +13,7 @@ from tests.night.plan import BY_TASK, STORE
 from tests.night.said import Said
 from tests.night.truth import Truth
 
-_TIME = r"(\d{4}-\d\d-\d\dT[\d:.]+Z|\d\d:\d\d:\d\d(?:\.\d+)?)"
+_TIME = r"(\d{4}-\d\d-\d\dT[\d:.]+Z|(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?)"
 _REPLICA = r"((?:web|batch)-\d:\d+)"
 
 
@@ -24,10 +24,8 @@ def moments(text: str, near: float) -> list[float]:
         if "T" in time:
             found.append(seconds(time) or 0)
         else:
-            day = datetime.fromtimestamp(near, timezone.utc)
-            parts = time.partition(".")[0].split(":")
-            hour, minute, second = map(int, parts)
-            found.append(day.replace(hour=hour, minute=minute, second=second).timestamp())
+            day = f"{datetime.fromtimestamp(near, timezone.utc):%Y-%m-%d} " * (" " not in time)
+            found.append(seconds(f"{day}{time.partition('.')[0]}Z") or 0)
     return found
 
 
