@@ -186,7 +186,7 @@ class Conductor:
     def kill(self, name: str) -> None:
         """Kill a replica, in the middle of a second.
 
-        Run times are whole seconds. A claim at that moment would be in a row, and not in the ledger.
+        Run times are whole seconds. A claim at that moment would be in a row and not in the ledger.
         """
         time.sleep((0.5 - time.time()) % 1)
         self._say(f"{name} is killed")
