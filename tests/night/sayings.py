@@ -302,7 +302,9 @@ def events_of(told: Told, *kinds: str) -> list[Event]:
 
 
 def is_pause(told: Told, pause: TruePause) -> bool:
-    is_its = told.by == pause.by and is_within(told.since, pause.asked, pause.since)
+    # A reason that a replica has noted has whole seconds.
+    asked = pause.asked - (told.since % 1 == 0)
+    is_its = told.by == pause.by and is_within(told.since, asked, pause.since)
     if told.until is not None:
         planned = [e.until for e in told.truth.events if e.kind == "paused" and e.at == pause.since]
         is_its &= planned[0] is not None and is_within(

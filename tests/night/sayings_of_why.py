@@ -150,13 +150,6 @@ def _(told: Told) -> bool:
     )
 
 
-@saying("why", ": paused by {by} since {since}(?:: (?P<why>[^;]+))?(?=;|$)")
-def _(told: Told) -> bool:
-    jobs = [e for e in events_of(told, "job-paused") if e.detail == told.by]
-    is_jobs = any(is_within(told.since, e.at - NOTED, e.at) for e in jobs)
-    return is_jobs or any(is_pause(told, pause) for pause in told.truth.pauses_of(told.about))
-
-
 @saying("why", r": its run of {due} on {replica} \(token {token}\) (?:is|was) in the way")
 def _(told: Told) -> bool:
     run = told.run
@@ -220,6 +213,13 @@ def _(told: Told) -> bool:
     ]
     is_absent = told.list is None or _are_absent(told)
     return is_absent and len(inside) <= 1 and told.due < told.until
+
+
+@saying("why", ": paused by {by} since {since}(?:: (?P<why>[^;]+))?(?=;|$)")
+def _(told: Told) -> bool:
+    jobs = [e for e in events_of(told, "job-paused") if e.detail == told.by]
+    is_jobs = any(is_within(told.since, e.at - NOTED, e.at) for e in jobs)
+    return is_jobs or any(is_pause(told, pause) for pause in told.truth.pauses_of(told.about))
 
 
 @saying("why", r"its run times around then were missed")
