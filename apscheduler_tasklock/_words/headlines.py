@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from apscheduler_tasklock._lock.outcomes import FAILED, UNTIMED, outcome_named
+from apscheduler_tasklock._lock.outcomes import FAILED, outcome_named
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock._words.findings import HEALING
 from apscheduler_tasklock._words.formats import Formats
@@ -23,7 +23,6 @@ from apscheduler_tasklock.status import (
     Finding,
     ReplicaStatus,
     Run,
-    RunningRun,
     TaskState,
     TaskStatus,
 )
@@ -45,19 +44,6 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class OpenRun:
-    """A run that is not over, or that is dead and has not been followed.
-
-    :ivar took: for how many seconds it has run so far
-    :ivar state: running, holder silent, too long or dead
-    """
-
-    run: RunningRun
-    took: float
-    state: TaskState
-
-
-@dataclass(frozen=True)
 class _Known:
     """What is known of a task besides its row."""
 
@@ -67,30 +53,6 @@ class _Known:
     replicas: Sequence[ReplicaStatus] | None
     now: datetime
     is_found: bool
-
-
-def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
-    """Return the runs of a task that are not over, the one that began last first.
-
-    There may be several, because a run that has lost its lock may go on while another replica runs
-    the task.
-
-    :param now: the database's time
-    """
-    found = [
-        OpenRun(run, max(0.0, (now - run.since).total_seconds()), TaskState.TOO_LONG)
-        for run in task.stuck
-    ]
-    # By the outcome, because the state may tell of a pause, or of a run that has lost its lock.
-    is_dead = task.outcome in UNTIMED
-    is_open = task.outcome is None or is_dead
-    is_told = task.token in [run.token for run in task.stuck]
-    if task.started_at is not None and task.finished_at is None and is_open and not is_told:
-        run = RunningRun(task.name, task.token, task.holder, task.started_at)
-        states = (TaskState.TOO_LONG, TaskState.HOLDER_SILENT)
-        state = task.state if task.state in states and not found else TaskState.RUNNING
-        found.append(OpenRun(run, task.took or 0.0, TaskState.DEAD if is_dead else state))
-    return sorted(found, key=lambda each: each.run.since, reverse=True)
 
 
 def headline_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
@@ -41,6 +41,19 @@ _PLACES = {
 }
 
 
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that is not over, or that is dead and has not been followed.
+
+    :ivar took: for how many seconds it has run so far
+    :ivar state: running, holder silent, too long or dead
+    """
+
+    run: RunningRun
+    took: float
+    state: TaskState
+
+
 def notes_of(task: TaskStatus, formats: Formats, *, with_pauses: bool = True) -> str:
     """Return notes on a task: pauses, requests, and whether it is gone."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
@@ -67,6 +80,30 @@ def _silence_of(task: TaskStatus, formats: Formats) -> str:
     return "its failure alarms no more" if task.failures else "its cut alarms no more"
 
 
+def open_runs(task: TaskStatus, now: datetime) -> list[OpenRun]:
+    """Return the runs of a task that are not over, the one that began last first.
+
+    There may be several, because a run that has lost its lock may go on while another replica runs
+    the task.
+
+    :param now: the database's time
+    """
+    found = [
+        OpenRun(run, max(0.0, (now - run.since).total_seconds()), TaskState.TOO_LONG)
+        for run in task.stuck
+    ]
+    # By the outcome, because the state may tell of a pause, or of a run that has lost its lock.
+    is_dead = task.outcome in UNTIMED
+    is_open = task.outcome is None or is_dead
+    is_told = task.token in [run.token for run in task.stuck]
+    if task.started_at is not None and task.finished_at is None and is_open and not is_told:
+        run = RunningRun(task.name, task.token, task.holder, task.started_at)
+        states = (TaskState.TOO_LONG, TaskState.HOLDER_SILENT)
+        state = task.state if task.state in states and not found else TaskState.RUNNING
+        found.append(OpenRun(run, task.took or 0.0, TaskState.DEAD if is_dead else state))
+    return sorted(found, key=lambda each: each.run.since, reverse=True)
+
+
 def as_listed(task: TaskStatus, now: datetime) -> TaskStatus:
     """Return a task with the run and the due time that a list shows.
 
@@ -84,16 +121,11 @@ def runs_now(tasks: Iterable[TaskStatus], now: datetime) -> list[TaskStatus]:
     :param tasks: tasks that run
     :param now: the database's time
     """
-    found = []
-    for task in tasks:
-        found += [_as_run(task, run, now) for run in task.stuck]
-        is_dead = task.outcome in UNTIMED
-        is_open = task.started_at is not None and task.finished_at is None
-        is_open &= task.outcome is None or is_dead
-        if is_open and task.token not in [run.token for run in task.stuck]:
-            own = TaskState.DEAD if is_dead else TaskState.RUNNING if task.stuck else task.state
-            found.append(replace(task, state=own, stuck=()))
-    return found
+    return [
+        _as_run(task, each.run, now) if each.run.lost else replace(task, state=each.state, stuck=())
+        for task in tasks
+        for each in reversed(open_runs(task, now))
+    ]
 
 
 def _as_run(task: TaskStatus, run: RunningRun, now: datetime) -> TaskStatus:

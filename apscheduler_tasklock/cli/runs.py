@@ -200,9 +200,9 @@ class _Tail:
         self._known: set[_Key] | None = None
 
     def read(self) -> list[Run]:
-        """Return the runs that have ended since the last look, the newest first."""
+        """Return the runs that have ended since the last read, the newest first."""
         # `since` is read before the runs, so that a run that ends between the two reads is not left
-        # out. If this look finds such a run already, the next look finds it again and skips it.
+        # out. If this read finds such a run already, the next read finds it again and skips it.
         since = self._earliest_to_end()
         if self._known is None:
             known = {_key(run) for run in self._ended(since)}

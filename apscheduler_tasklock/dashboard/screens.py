@@ -22,7 +22,7 @@ from apscheduler_tasklock._words.findings import (
     severity_of,
     why_unclaimed,
 )
-from apscheduler_tasklock._words.headlines import OpenRun, headline_of, open_runs
+from apscheduler_tasklock._words.headlines import headline_of
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import (
     LONGEST_TITLE,
@@ -41,9 +41,11 @@ from apscheduler_tasklock._words.replicas import (
 from apscheduler_tasklock._words.runs import durations_in_words, more_in_words
 from apscheduler_tasklock._words.stories import story_lines
 from apscheduler_tasklock._words.tasks import (
+    OpenRun,
     as_listed,
     facts_of,
     notes_of,
+    open_runs,
     pause_in_words,
     runs_now,
     why_not_run,
@@ -244,7 +246,7 @@ class Collector:
             lambda locks: locks.overview(*patterns, namespace=self._context.namespace),
         )
         state = self._state
-        # A page tells one moment: what it lists is not older than what it sums up.
+        # A page tells one moment: what it lists is older than what it sums up by a second at most.
         self._not_before = self._context.reads.clock() - state.age - _ONE_MOMENT
         self._overview_age = state.age
         self._has_overview = True

@@ -101,7 +101,7 @@ from apscheduler_tasklock._words.findings import (
     with_findings,
 )
 from apscheduler_tasklock._words.gauges import rows_of, text_of
-from apscheduler_tasklock._words.headlines import headline_of, open_runs
+from apscheduler_tasklock._words.headlines import headline_of
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
 from apscheduler_tasklock._words.replicas import (
     fate_of,
@@ -110,6 +110,7 @@ from apscheduler_tasklock._words.replicas import (
     runs_nothing_in_words,
     tasks_of_one,
 )
+from apscheduler_tasklock._words.tasks import open_runs
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 from apscheduler_tasklock.status import Pause, RunningRun
 from apscheduler_tasklock.testing import rule
