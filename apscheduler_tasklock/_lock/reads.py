@@ -477,15 +477,27 @@ class Reads:
             SELECT task_name, min(id) AS job_id, max(changed_at) AS paused_since
             FROM {self._jobs_name} WHERE NOT ended AND task_name IS NOT NULL
             GROUP BY task_name HAVING pg_catalog.bool_and(next_run_time IS NULL)"""
+
+        def found_dead(since: str) -> str:
+            """Return the query of replicas of which a run was found dead, and when that was last.
+
+            :param since: the SQL of a time; only tasks that have failed since then are read
+            """
+            return f"""
+                SELECT run.replica AS replica_id, max(run.ended_at) AS died_at
+                FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
+                WHERE lock.failed_at > {since}
+                      AND run.ring = 'failures' AND run.outcome = 'died'
+                GROUP BY 1"""
+
         # The replicas that have died or are silent. One that is heard has died if the death of a
         # run of it was noted since its last sign of life, so few entries are read.
+        silent_for = f"{SILENT_AFTER}::float8 * interval '1 second'"
         self._found_dead = f"""
             UNION ALL
-            SELECT run.replica
-            FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
-                 JOIN replicas ON run.replica = replica_id AND heard AND run.ended_at > seen_at
-            WHERE lock.failed_at > now() - {SILENT_AFTER}::float8 * interval '1 second'
-                  AND run.ring = 'failures' AND run.outcome = 'died'"""
+            SELECT replica_id FROM ({found_dead(f"now() - {silent_for}")}) AS dead
+                JOIN replicas USING (replica_id)
+            WHERE heard AND died_at > seen_at"""
         self._unheard = f"SELECT replica_id FROM replicas WHERE NOT heard{self._found_dead}"
         self._job_pausers = Statement(f"""
             SELECT task_name AS task, started_at AS since, by FROM {self._runs}
@@ -495,13 +507,7 @@ class Reads:
         self._prepare_tasks(name, replicas, matching)
         self._prepare_runs(name, replicas)
         # Only of tasks that have failed since a replica was last seen, so few are read.
-        found_dead = f"""
-            SELECT run.replica AS replica_id, max(run.ended_at) AS died_at
-            FROM {name} AS lock JOIN {self._runs} AS run USING (task_name)
-            WHERE lock.failed_at > (SELECT min(seen_at) FROM replicas WHERE NOT {HAS_STOPPED})
-                  AND run.ring = 'failures' AND run.outcome = 'died'
-            GROUP BY 1
-        """
+        all_dead = found_dead(f"(SELECT min(seen_at) FROM replicas WHERE NOT {HAS_STOPPED})")
         none_dead = "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
         # One task tells that there are some that are asked for. It is the first of a list that is
         # sorted, so that replicas of one application tell the same one, unless its first task is
@@ -521,7 +527,7 @@ class Reads:
         # Each list, and its form for a role that cannot read the history.
         self._list_replicas, self._list_fleet = (
             (
-                Statement(_list_replicas(name, replicas, found_dead, *columns)),
+                Statement(_list_replicas(name, replicas, all_dead, *columns)),
                 Statement(_list_replicas(name, replicas, none_dead, *columns)),
             )
             for columns in (("tasks", "leader_namespace"), of_fleet)
