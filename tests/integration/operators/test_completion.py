@@ -22,6 +22,26 @@ completion._TIMEOUT = 60.0
 runpy.run_module("apscheduler_tasklock", run_name="__main__")
 """
 
+# The command with a mock in place of the task locks, because a wait is not to be measured.
+NOTING = """
+import os, runpy
+from apscheduler_tasklock.cli import completion
+completion.task_locks = lambda options: open(os.environ["ASKED"], "w").write(str(options.timeout))
+runpy.run_module("apscheduler_tasklock", run_name="__main__")
+"""
+
+
+def asking(line: str, written: Path) -> dict[str, str]:
+    """Return the environment with which a shell asks what can stand at the end of a line."""
+    typed = f"apscheduler-tasklock {line}"
+    return {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(written),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": typed,
+        "COMP_POINT": str(len(typed)),
+    }
+
 
 @pytest.mark.parametrize(
     ("line", "found"),
@@ -49,19 +69,12 @@ def test_a_shell_is_told_what_can_stand_at_the_cursor(
     add_task(connection, "shop:reorder")
     add_job(connection, "reminder")
     add_replica(connection, "web-1", ["report"])
-    written, typed = tmp_path / "written", f"apscheduler-tasklock {line}"
-    asks = {
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(written),
-        "_ARGCOMPLETE_IFS": "\n",
-        "COMP_LINE": typed,
-        "COMP_POINT": str(len(typed)),
-    }
+    written = tmp_path / "written"
 
     def told() -> list[str]:
         subprocess.run(
             [sys.executable, "-c", PATIENT],
-            env=environment(database_url, **asks),
+            env=environment(database_url, **asking(line, written)),
             timeout=60,
             check=False,
         )
@@ -69,3 +82,11 @@ def test_a_shell_is_told_what_can_stand_at_the_cursor(
 
     # A shell is told nothing if the database answers too late, and asks again at the next key.
     eventually(lambda: told() == sorted(found), instead=told)
+
+
+@pytest.mark.parametrize("line", ["status rep", "pause rep", "jobs pause rem", "runs --replica we"])
+def test_a_shell_waits_for_no_command_longer_than_for_others(line: str, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    env = environment("", **asking(line, tmp_path / "written"), ASKED=str(asked))
+    subprocess.run([sys.executable, "-c", NOTING], env=env, timeout=60, check=False)
+    assert asked.read_text() == "2.0"
