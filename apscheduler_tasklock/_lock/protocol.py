@@ -214,7 +214,11 @@ class TaskLockStatements:
         statement = self._alone[type(message)]
         if statement is None:
             return 0
-        done = self._execute(cursor, statement, message.parameters)
+        parameters = message.parameters
+        for name, kind in message.types.items():
+            if kind == "text[]":  # no row has a text that cannot be stored
+                parameters[name] = _without_lacking(cursor.connection, parameters[name])
+        done = self._execute(cursor, statement, parameters)
         return done.rowcount if statement.answers is None else statement.one(cursor)
 
     def _claim_one(self, cursor: Any, message: Claim) -> ClaimAnswer:
@@ -310,7 +314,7 @@ class TaskLockStatements:
         return self._renew.by_column(cursor, "claim_id")
 
     def _read_states(self, cursor: Any, message: Read) -> tuple[list[RunState], datetime]:
-        names = [name for name in message.task_names if not lacking(cursor.connection, name)]
+        names = _without_lacking(cursor.connection, message.task_names)
         rows = self._read_rows(cursor, replace(message, task_names=names))
         are_read_only = [row.pop("read_only") for row in rows]
         if any(are_read_only):
@@ -363,7 +367,7 @@ class TaskLockStatements:
 
     def _report_replica(self, cursor: Any, message: SignOfLife) -> tuple[datetime, int]:
         connection = cursor.connection
-        tasks = [name for name in message.tasks if not lacking(connection, name)]
+        tasks = _without_lacking(connection, message.tasks)
         rejected = [ascii(text) if lacking(connection, text) else text for text in message.rejected]
         message = replace(message, tasks=self._fitting(tasks), rejected=rejected)
         row: tuple[datetime, int]
@@ -503,6 +507,11 @@ def _storable_notes(
         for note in notes
         if not lacking(connection, note.task_name)
     )
+
+
+def _without_lacking(connection: Any, texts: Iterable[str]) -> list[str]:
+    """Return the texts that can be stored."""
+    return [text for text in texts if not lacking(connection, text)]
 
 
 def storable_reason(connection: Any, reason: str) -> str:

@@ -861,7 +861,8 @@ class Stop(Message[int]):
 
 
 def _reported(runs: Sequence[RunningRun]) -> str:
-    return json.dumps([run.reported for run in runs])
+    # Not escaped, because a database in SQL_ASCII rejects the escapes.
+    return json.dumps([run.reported for run in runs], ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,15 @@ from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
-from tests.support.waist import Refusal, RerunRequest, retry_of, takeover_of
+from tests.support.waist import (
+    Message,
+    Refusal,
+    RerunRequest,
+    Retire,
+    ShortenHistory,
+    retry_of,
+    takeover_of,
+)
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -480,6 +488,13 @@ def test_a_name_that_the_encoding_lacks_is_in_no_statement(
     assert len(sent) == 2, sent[1:]
     latin.ask(latin.sign_of_life("1", LATIN_TASKS, [f"no {LATIN_TASKS[1]}"]))
     assert len(sent) == 3
+
+
+@pytest.mark.parametrize("message", [Retire(LATIN_TASKS, LATIN_TASKS), ShortenHistory(LATIN_TASKS)])
+def test_a_name_that_the_encoding_lacks_does_not_keep_a_replica_from_cleaning_up(
+    latin: LockClient, message: Message[int]
+) -> None:
+    assert latin.ask(latin.carrying_out(message)) == 0
 
 
 def test_a_job_whose_name_the_encoding_lacks_is_told_once_and_the_others_run(

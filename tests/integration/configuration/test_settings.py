@@ -25,10 +25,11 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock.status import RunningRun
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role
-from tests.support.waist import Refusal
+from tests.support.waist import Refusal, Replica, Stop
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 
@@ -109,6 +110,21 @@ def test_a_database_in_sql_ascii_keeps_names_as_they_are(
         for one in locks:
             one.close()
     assert refused.holder == "büro 0"
+
+
+def test_a_replica_in_sql_ascii_tells_its_runs_in_its_sign_of_life_and_at_its_stop(
+    database_url: str,
+) -> None:
+    """Such a database takes no escapes, as JSON has them, for other characters than ASCII."""
+    run = RunningRun("prüfung ✓", 1, "büro", datetime.now(timezone.utc))
+    with encoded(database_url, "SQL_ASCII") as url:
+        upgrade(url)
+        with psycopg.connect(url, client_encoding="UTF8", autocommit=True) as connection:
+            replica = Replica("büro", connection)
+            replica.alive(["prüfung ✓"], running=[run])
+            assert replica.ask(Stop([run])) == 1
+            found = connection.execute("SELECT running FROM task_lock_replica").fetchone()
+    assert found == ([run.reported],)
 
 
 @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
