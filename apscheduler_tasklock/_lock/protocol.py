@@ -46,7 +46,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Releases,
     RemoveReplicas,
-    Renewal,
     Renewals,
     Reruns,
     Resign,
@@ -308,9 +307,7 @@ class TaskLockStatements:
         return len(self._execute(cursor, self._lead, message.parameters).fetchall())
 
     def _renew_all(self, cursor: Any, message: Renewals) -> dict[UUID, LockEnds]:
-        asked = [request.parameters for request in message.requests]
-        arrays = {name: [each[name] for each in asked] for name in Renewal.types}
-        self._execute(cursor, self._renew, arrays)
+        self._execute(cursor, self._renew, many(rows_of(message.requests)))
         return self._renew.by_column(cursor, "claim_id")
 
     def _read_states(self, cursor: Any, message: Read) -> tuple[list[RunState], datetime]:

@@ -315,10 +315,9 @@ def renew(table: str) -> str:
     holder was alive then, so a run that is not finished afterwards has overrun, and is not dead. A
     claim without a lease has only this renewal.
     """
-    arrays = ", ".join(f"%({name})s::{kind}[]" for name, kind in Renewal.types.items())
     return f"""
         WITH asked AS (
-            SELECT * FROM unnest({arrays}) AS renewal ({", ".join(Renewal.types)})
+            SELECT * FROM {json_rows(Renewal)}
         ), free AS (
             SELECT lock.task_name, asked.lease, asked.is_last AS overruns
             FROM {table} AS lock JOIN asked USING (task_name, claim_id)

@@ -29,7 +29,7 @@ from apscheduler_tasklock.status import RunningRun
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role
-from tests.support.waist import Refusal, Replica, Stop
+from tests.support.waist import Refusal, Renewal, Replica, Stop
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 
@@ -110,6 +110,15 @@ def test_a_database_in_sql_ascii_keeps_names_as_they_are(
         for one in locks:
             one.close()
     assert refused.holder == "büro 0"
+
+
+def test_renewals_without_a_lease_arrive_where_arrays_have_no_nulls(connection: Connection) -> None:
+    """A setting for applications of PostgreSQL 8.1, with which the text ``NULL`` is no null."""
+    connection.execute("SET array_nulls = off")
+    replica = Replica("one", connection)
+    claims = {task: replica.claim(task)[0] for task in ("one", "two")}
+    renewals = [Renewal("one", claims["one"], None), Renewal("two", claims["two"], 5.0)]
+    assert replica.renew(*renewals).keys() == set(claims.values())
 
 
 def test_a_replica_in_sql_ascii_tells_its_runs_in_its_sign_of_life_and_at_its_stop(
