@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.database_clock import later
+from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol_messages import (
     Answer,
     Claim,
@@ -72,9 +73,14 @@ class Unlocked:
     """Grants each claim, with a growing token. A task may run many times at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._replace_in_child()
         self._tokens = count(1)
         self._grants: dict[UUID, tuple[_Grant, int]] = {}
+        replace_in_each_child(self)
+
+    def _replace_in_child(self) -> None:
+        """Replace the lock, which a thread of the parent may have."""
+        self.lock = threading.Lock()
 
     def protocol(self, replica_id: str) -> UnlockedProtocol:
         """Return the protocol of a replica."""
@@ -85,7 +91,7 @@ class Unlocked:
         now = monotonic_now()
         start = request.exact_time or now - timedelta(seconds=lag)
         lease = request.max_lock if request.lease is None else request.lease
-        with self._lock:
+        with self.lock:
             if request.claim_id not in self._grants:
                 grant = _Grant(
                     request.task_name,
@@ -99,13 +105,13 @@ class Unlocked:
 
     def find(self, claim_id: UUID) -> _Grant | None:
         """Return the grant of a claim; ``None`` if there is none, or it is released."""
-        with self._lock:
+        with self.lock:
             found = self._grants.get(claim_id)
         return None if found is None else found[0]
 
     def end(self, claim_id: UUID) -> _Grant | None:
         """Remove the grant of a claim, and return it."""
-        with self._lock:
+        with self.lock:
             found = self._grants.pop(claim_id, None)
         return None if found is None else found[0]
 

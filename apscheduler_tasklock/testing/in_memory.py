@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from apscheduler_tasklock._lock.always_granted import monotonic_now, nothing
+from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.protocol_messages import (
     Answer,
@@ -62,11 +63,16 @@ class MemoryTaskLocks:
     def __init__(self, now: Callable[[], datetime] = monotonic_now, history: int = HISTORY) -> None:
         self.now = now
         self.history = history
-        self.lock = threading.RLock()
+        self._replace_in_child()
         self.rows: dict[str, Row] = {}
         self.tasks_of: dict[str, frozenset[str]] = {}  # by replica
         # By task, and by whether the runs ended well.
         self._runs: dict[str, dict[bool, deque[Run]]] = {}
+        replace_in_each_child(self)
+
+    def _replace_in_child(self) -> None:
+        """Replace the lock, which a thread of the parent may have."""
+        self.lock = threading.RLock()
 
     def protocol(self, replica_id: str) -> MemoryProtocol:
         """Return the protocol of a replica."""

@@ -26,6 +26,7 @@ from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock._lock import claim_attempts
+from apscheduler_tasklock._lock.always_granted import Unlocked
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     BeyondLimitError,
@@ -185,6 +186,7 @@ __all__ = [
     "Stop",
     "StoredClaims",
     "Timings",
+    "Unlocked",
     "Unsent",
     "WatchedRows",
     "WindowAfter",

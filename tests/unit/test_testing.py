@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -36,6 +38,7 @@ from tests.support import pool_jobs
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.schedulers import NO_DATABASE, Replica
+from tests.support.waist import MemoryTaskLocks, Unlocked, standing_in
 
 RUN_TIME = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -370,6 +373,23 @@ class TestInMemoryLocks:
             assert one.one(EVENT_JOB_EXECUTED).retval == 1
             other.run_once(pool_jobs.decorated, args=[1])
             other.one(EVENT_TASK_LOCK_REFUSED)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+# The parent has threads, and the child does little.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("stand_in", [Unlocked(), MemoryTaskLocks()])
+def test_a_child_that_is_forked_while_another_thread_decides_on_a_claim_claims(
+    stand_in: Unlocked | MemoryTaskLocks,
+) -> None:
+    # The test's thread stands for the other one: the child has its locks and not that thread.
+    with standing_in(stand_in), stand_in.lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            with TaskLocks(NO_DATABASE).hold("task", min_lock=0, max_lock=60):
+                os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # What a script begins with that finds none of these, as where libpq is missing.
