@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLocks
+from apscheduler_tasklock._lock.statements.replicas import ALIVE_FOR, SILENT_AFTER
 from apscheduler_tasklock.options import (
     DEFAULT_LEASE,
     DEFAULT_LEASE_SHARE,
@@ -73,6 +74,8 @@ NUMBERS: dict[str, Any] = {
     "recovery": _TIMINGS.recovery_grace,
     "answer_and_recovery": _TIMINGS.longest_answer + _TIMINGS.recovery_grace,
     "timeout": commands()["pause"].get_default("timeout"),
+    "silent_after": SILENT_AFTER,
+    "alive_for": ALIVE_FOR,
     "gone_minutes": _defaults(TaskLocks.overview)["no_replica_after"] / 60,
 }
 
@@ -97,7 +100,20 @@ TOLD: dict[str, list[str]] = {
     "docs/command-line.md": [
         "within `--timeout`, {timeout} s by default",
         "no replica has been alive for {gone_minutes} minutes, or for `--no",
+        "`silent` (not heard of for {silent_after} seconds)",
+        "or no replica has been alive for {alive_for} seconds",
     ],
+    "docs/how-to/asyncio-and-processes.md": [
+        "counts as alive, until {silent_after} seconds after the process has"
+    ],
+    "docs/reference/tables.md": [
+        "After {silent_after} seconds it is silent, after {alive_for} it counts as gone."
+    ],
+    "apscheduler_tasklock/status.py": [
+        "has sent a sign of life in the last {silent_after} seconds.",
+        "No sign of life for {silent_after} seconds: the replica is dead",
+    ],
+    "apscheduler_tasklock/cli/parser.py": ["which is 1 after {alive_for} seconds;"],
     "docs/dashboard.md": ["the durations of its last {history} runs"],
     "docs/how-to/dashboard.md": ["A page whose reads have taken {answer} s"],
     "docs/how-to/database-failover.md": ["one limit of an answer ({answer} s by default)"],
@@ -107,6 +123,8 @@ TOLD: dict[str, list[str]] = {
     ],
     "docs/operating.md": [
         "`history={history}` of the executor",
+        "if nobody has heard of it for {silent_after} seconds",
+        "From {alive_for} seconds on it is a warning.",
         "for {timeout} s, or `--timeout D`",
         "has no live replica for {gone_minutes} minutes; `check --no-replica-after D`",
         "at least {shortest_grace} seconds and at most {grace_minutes} minutes",
@@ -181,6 +199,7 @@ TOLD: dict[str, list[str]] = {
     ],
     "docs/how-to/migrations.md": ["after they are over, by default {days_of_one_offs} days"],
     "docs/how-to/monitoring.md": [
+        "a warning of `check` after {alive_for} seconds, critical",
         "at least {shortest_grace} seconds and at most {grace_minutes} minutes",
         "So a nightly job is overdue after {grace_minutes} minutes.",
         "critical after {gone_minutes} minutes",
@@ -190,8 +209,9 @@ TOLD: dict[str, list[str]] = {
         "is below {no_lease_below} s",
     ],
     "docs/how-to/pager.md": [
+        "which `check` tells from {alive_for} seconds on",
         "max_factor {max_factor} (default), max_takeovers {max_takeovers} (default), "
-        "min_factor {min_factor} (default)"
+        "min_factor {min_factor} (default)",
     ],
     "docs/reference/commands.md": [
         "no replica has been alive for {gone_minutes} minutes, which is 1"
