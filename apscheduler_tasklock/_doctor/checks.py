@@ -17,12 +17,8 @@ from sqlalchemy import Engine, Table
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
-    NoAnswerError,
-    bounded_waits,
     connect_parameters,
     host_count,
-    is_unanswered,
-    raw_cursor,
     set_up,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -30,6 +26,7 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.session import connect_limit, opener
 from apscheduler_tasklock._database.sqlstates import UnconfirmedError, one_line
 from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._database.wire import Cursor, NoAnswerError, Wire
 from apscheduler_tasklock._doctor.remedies import (
     FULL_DATABASE,
     FULL_ROLE,
@@ -260,10 +257,8 @@ def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
     ) as connection:
         # As each connection of the library, because the application may have another loader.
         set_up(connection, _TIMEOUT, None)
-        with bounded_waits(connection, _TIMEOUT, Deadline(None)):
-            cursor = raw_cursor(connection)
-            database = connection.info.dbname
-            return read_server(cursor), read_setting(cursor, _READ_ONLY), database
+        cursor = Wire(connection, _TIMEOUT).cursor()
+        return read_server(cursor), read_setting(cursor, _READ_ONLY), connection.info.dbname
 
 
 def _libraries() -> Iterator[Finding]:
@@ -293,6 +288,7 @@ class _Examination:
         self, connection: psycopg.Connection[Any], task_lock: Table, prefix: str, url: URL
     ) -> None:
         self._connection = connection
+        self._wire = Wire(connection, _TIMEOUT)
         self._task_lock = task_lock
         self._prefix = prefix
         self._url = url
@@ -327,20 +323,15 @@ class _Examination:
             yield from self._guarded(what, look)
 
     @property
-    def _cursor(self) -> psycopg.RawCursor[Any]:
-        return raw_cursor(self._connection)
+    def _cursor(self) -> Cursor:
+        return self._wire.cursor()
 
     def _guarded(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield the findings of a check. An error of the database is a finding, too.
-
-        Each check has limits of its own, because a commit that was not confirmed fails all later
-        waits under the same limits.
-        """
+        """Yield the findings of a check. An error of the database is a finding, too."""
         try:
-            with bounded_waits(self._connection, _TIMEOUT, Deadline(None)):
-                yield from self._unblocked(what, look)
+            yield from self._unblocked(what, look)
         except (psycopg.Error, TaskLockDatabaseError) as error:
-            if is_unanswered(self._connection):
+            if self._wire.is_unanswered:
                 self._connection.close()  # because the answer would be taken for the next one
             unavailable = as_unavailable(error)
             if unavailable is not None:
@@ -364,7 +355,7 @@ class _Examination:
 
         :param undone: whether the transaction is rolled back
         """
-        with self._connection.transaction(force_rollback=undone):
+        with self._wire.transaction(undone=undone):
             limit_locks(self._cursor)
             yield
 
@@ -426,7 +417,7 @@ class _Examination:
             self._is_unconfirmed = True
             return
         except NoAnswerError:
-            if not (server.standby_names and is_unanswered(self._connection)):
+            if not (server.standby_names and self._wire.is_unanswered):
                 raise  # because it is not a standby that the write waits for
             yield self._not_cancelled(server)
             return
@@ -488,7 +479,7 @@ class _Examination:
             yield Finding("pooler", "ok", "none: the connection leads straight to the server")
             return
         try:
-            with self._connection.transaction():
+            with self._wire.transaction():
                 pass
         except psycopg.OperationalError as error:  # pgbouncer has closed the connection
             if "statement pooling" not in str(error):

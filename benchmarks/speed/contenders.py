@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.contenders import MAX_LOCK, Contender
 from benchmarks.speed.effort import Effort

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.effort import Effort, progress

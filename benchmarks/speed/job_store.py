@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.job_rows import JobRows
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table

@@ -15,7 +15,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskState
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table

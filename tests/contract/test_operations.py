@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockStateError, TaskState, TaskStatus
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table

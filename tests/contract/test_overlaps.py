@@ -24,10 +24,11 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock._database.connection import connector, raw_cursor
+from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.statements import Statement
 from apscheduler_tasklock.errors import TaskLockError
 from tests.contract.overlapping import (

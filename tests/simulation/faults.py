@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock._database.connection import NoAnswerError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import NoAnswerError
 from tests.simulation.world import Process, World
 
 CLAIM_TIMEOUT = 10.0

@@ -74,17 +74,33 @@ class Connection:
         status = psycopg.pq.TransactionStatus.IDLE
         self.info = SimpleNamespace(transaction_status=status)
         self.prepare_threshold: int | None = None
-        self.limit: Callable[[], float] = lambda: inf  # limit of the wait for an answer, in seconds
 
     def close(self) -> None:
         pass
 
 
+class Wire:
+    """Stands in for the wire of a simulated connection."""
+
+    def __init__(self) -> None:
+        self.connection = Connection()
+        self._seconds, self._deadline = 0.0, Deadline(None)
+
+    def limit(self, seconds: float, deadline: Deadline) -> None:
+        self._seconds, self._deadline = seconds, deadline
+
+    def cursor(self) -> Cursor:
+        return Cursor(self._seconds, self._deadline)
+
+
 class Cursor(NoCursor):
     """A cursor with the limit of the wait for its answers."""
 
-    def __init__(self, limit: Callable[[], float]) -> None:
-        self.limit = limit
+    def __init__(self, seconds: float, deadline: Deadline) -> None:
+        self._seconds, self._deadline = seconds, deadline
+
+    def limit(self) -> float:
+        return max(0.0, min(self._seconds, self._deadline.seconds_left))
 
 
 def _no_connection(_first: int) -> Any:
@@ -100,6 +116,10 @@ class SimulatedSession(Session):
         self._world = world
         self._process = process
 
+    @staticmethod
+    def _wire_of(_connection: Any) -> Any:
+        return Wire()
+
     def _connected(self, deadline: Deadline) -> Any:
         if self._world.now < self._process.cut_until:
             self._world.sleep(0.01)
@@ -108,14 +128,10 @@ class SimulatedSession(Session):
         return connection
 
     def prove(self, deadline: Deadline, seconds: float) -> None:
-        with self.cursor(deadline, seconds) as cursor:
+        def send(cursor: Any) -> None:
             self._database.step(self._process, "probe", "probe", lambda: None, cursor.limit())
 
-
-@contextmanager
-def _bounded(connection: Connection, seconds: float, deadline: Deadline) -> Iterator[None]:
-    connection.limit = lambda: max(0.0, min(seconds, deadline.seconds_left))
-    yield
+        self.run(send, deadline, seconds)
 
 
 class SimulatedThread(DatabaseThread):
@@ -218,8 +234,6 @@ def simulating() -> Iterator[None]:
                 (locks, "jittered", CLOCK.jittered),
                 (replica, "DatabaseThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
-                (session, "bounded_waits", _bounded),
-                (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
                 (session, "ended_by", lambda connection: connection.ended_by),
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),

@@ -19,11 +19,11 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.claim_attempts import (

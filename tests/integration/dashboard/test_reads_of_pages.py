@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import Cursor
 
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.dashboard.screens import BAD_OUTCOMES

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import JobState

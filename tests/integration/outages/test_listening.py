@@ -17,13 +17,13 @@ from sqlalchemy.pool import NullPool
 from apscheduler_tasklock import TaskLockError
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database import thread as module
-from apscheduler_tasklock._database.connection import wait_for_input
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._database.wire import wait_for
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.exchanges import Setup
 from tests.support.polling import eventually
@@ -147,7 +147,7 @@ def test_what_is_notified_during_a_statement_is_heard_after_it(
 
     def ask(cursor: Any) -> None:
         notify(connection)
-        assert wait_for_input([cursor.connection.fileno()], 60.0)
+        assert wait_for([cursor.connection.fileno()], 60.0)
         cursor.execute("SELECT 1").fetchone()
         in_statement.append(heard.count)
 
@@ -165,9 +165,9 @@ def test_what_has_come_with_an_answer_is_heard_though_nothing_more_comes(
 
     def ask(cursor: Any) -> None:
         notify(connection)
-        assert wait_for_input([cursor.connection.fileno()], 60.0)
+        assert wait_for([cursor.connection.fileno()], 60.0)
         cursor.connection.pgconn.consume_input()
-        assert not wait_for_input([cursor.connection.fileno()], 0.0)
+        assert not wait_for([cursor.connection.fileno()], 0.0)
 
     heard.setup.ask(Call(ask))
     eventually(lambda: heard.count > before)
