@@ -177,9 +177,8 @@ def is_direct(wire: Wire) -> bool:
     A pooler answers the login itself, with a process id that is not the server's.
 
     A connection through a pooler prepares nothing. Some poolers do not know prepared statements,
-    and let several clients use one server connection. All psycopg clients give their prepared
-    statements the same names, so the library could run a statement of the application without an
-    error, or the application a statement of the library.
+    and let several clients use one server connection. All replicas give their prepared statements
+    the same names, so one could run a statement that another one has prepared, without an error.
     """
     [pid] = wire.cursor().execute("SELECT pg_backend_pid()").fetchone()
     return bool(pid == wire.connection.info.backend_pid)

@@ -43,8 +43,8 @@ _MOST_PREPARED = 300
 
 _ERROR: Final = int(ExecStatus.FATAL_ERROR)
 _ROWS: Final = int(ExecStatus.TUPLES_OK)
-# The names of prepared statements are not psycopg's, because the application may use the connection
-# of an engine's listener, too.
+# The names of prepared statements are not psycopg's, because a listener of an application's engine
+# may use the same connection, by psycopg. Each name is given once, also for several wires.
 _names = (f"tasklock_{number}".encode() for number in count())
 
 
