@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._database.wire import Wire, wait_for
+from apscheduler_tasklock._database.wire import Wire
 from apscheduler_tasklock._shutdown import Closing
 
 # The shortest limits of the wait for one answer, in seconds. A claim's limit is SHORTEST_ATTEMPT or
@@ -23,50 +23,6 @@ from apscheduler_tasklock._shutdown import Closing
 SHORTEST_ATTEMPT, SHORTEST_ANSWER = 1.0, 0.3
 # The shortest limit of a claim's wait for its turn on the connection, in seconds.
 SHORTEST_TURN = 9.0
-
-# Limits how often an idle connection is read to find out whether its other side has ended it.
-_MOST_READS = 10
-
-
-def ended_by(connection: psycopg.Connection[Any]) -> str | None:
-    """Return why the other side has ended an idle connection. Sends nothing.
-
-    The other side is a proxy, or a server that was restarted or has an ``idle_session_timeout``.
-
-    :return: the SQLSTATE of PostgreSQL's last message, or ``""`` without such a message; ``None``
-        for a connection that has not ended
-    """
-    if not _has_input(connection):
-        return None
-    last_words: list[str] = []
-
-    def note(said: psycopg.errors.Diagnostic) -> None:
-        if said.severity_nonlocalized in ("FATAL", "PANIC"):
-            last_words.append(said.sqlstate or "")
-
-    # libpq treats the server's last message as a notice, because no statement is under way.
-    connection.add_notice_handler(note)
-    try:
-        for _ in range(_MOST_READS):  # notices and notifications may come before the last message
-            connection.pgconn.consume_input()
-            connection.pgconn.is_busy()
-            if last_words:  # do not wait until the socket is closed, a moment later
-                return last_words[0]
-            if not _has_input(connection):
-                return None
-    except (psycopg.Error, OSError, ValueError):
-        return ""
-    finally:
-        connection.remove_notice_handler(note)
-    return None
-
-
-def _has_input(connection: psycopg.Connection[Any]) -> bool:
-    """Return whether the connection can be read, or is broken."""
-    try:
-        return wait_for([connection.fileno()], 0)
-    except (psycopg.Error, OSError, ValueError):
-        return True
 
 
 def attempt_limit(timeout: float, longest: float = Timings.longest_answer) -> float:
@@ -93,8 +49,8 @@ def turn_limit(timeout: float) -> float:
 
 def connector(
     url: URL, attempt: float, application_name: str, closing: Closing | None
-) -> Callable[[int], psycopg.Connection[Any]]:
-    """Return a function that opens a connection in autocommit mode.
+) -> Callable[[int], Wire]:
+    """Return a function that opens a connection in autocommit mode, and returns its wire.
 
     Its argument is the place of the host with which libpq begins, among the URL's hosts.
 
@@ -111,24 +67,23 @@ def connector(
         **connect_parameters(url),
     }
 
-    def connect(first: int = 0) -> psycopg.Connection[Any]:
+    def connect(first: int = 0) -> Wire:
         hurried = closing is not None and closing.stopped
         # libpq takes whole seconds, and at least 2.
         timeout = 2 if hurried else max(2, int(attempt))
         chosen = {"connect_timeout": timeout, **_beginning_with(first, parameters)}
         connection = psycopg.connect(**chosen, autocommit=True)
         try:
-            set_up(connection, attempt, closing)
+            return set_up(connection, attempt, closing)
         except BaseException:
             connection.close()
             raise
-        return connection
 
     return connect
 
 
-def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> None:
-    """Set up a connection of the library, in autocommit mode.
+def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> Wire:
+    """Set up a connection of the library, in autocommit mode, and return its wire.
 
     :param attempt: limits the wait for each answer, in seconds
     :param closing: once claiming is stopped, the waits are short
@@ -137,8 +92,11 @@ def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing
     # global map.
     connection.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
     set_json_loads(json.loads, connection)  # because an application may have set its own for all
-    is_server = is_direct(Wire(connection, attempt, Deadline(closing)))
-    connection.prepare_threshold = 1 if is_server else None
+    wire = Wire(connection, attempt, Deadline(closing))
+    [pid] = wire.cursor().execute("SELECT pg_backend_pid()").fetchone()
+    # A pooler answers the login itself, with a process id that is not the server's.
+    wire.is_direct = pid == connection.info.backend_pid
+    return wire
 
 
 def connect_parameters(url: URL) -> dict[str, Any]:
@@ -169,16 +127,3 @@ def host_count(url: URL) -> int:
     parameters = url.get_dialect()().create_connect_args(url)[1]
     hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
     return str(hosts).count(",") + 1
-
-
-def is_direct(wire: Wire) -> bool:
-    """Return whether the connection goes to a server process directly, and not to a pooler.
-
-    A pooler answers the login itself, with a process id that is not the server's.
-
-    A connection through a pooler prepares nothing. Some poolers do not know prepared statements,
-    and let several clients use one server connection. All replicas give their prepared statements
-    the same names, so one could run a statement that another one has prepared, without an error.
-    """
-    [pid] = wire.cursor().execute("SELECT pg_backend_pid()").fetchone()
-    return bool(pid == wire.connection.info.backend_pid)

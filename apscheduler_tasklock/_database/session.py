@@ -14,7 +14,6 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
     connector,
-    ended_by,
     host_count,
     set_up,
 )
@@ -79,7 +78,7 @@ class Session:
 
     def __init__(
         self,
-        connect: Callable[[int], psycopg.Connection[Any]],
+        connect: Callable[[int], Wire],
         attempt: float,
         ended: Ended = lambda _by_server: None,
         lock_query: bytes | None = None,
@@ -97,15 +96,14 @@ class Session:
         self._ended = ended
         self._lock_query = lock_query
         self._prepares = True
-        self._connection: psycopg.Connection[Any] | None = None
-        self._wire: Wire | None = None  # of the connection
+        self._wire: Wire | None = None  # of the open connection
         self.listens = False
         self.notified = False
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection. Its end may not have been noticed yet."""
-        return self._connection is not None
+        return self._wire is not None
 
     @property
     def limit(self) -> float:
@@ -120,10 +118,10 @@ class Session:
         :raises psycopg.Error: the connection failed, and would fail again
         """
         self.hear()
-        if self._connection is not None:
+        if self._wire is not None:
             return
         try:
-            connection = self._connected(deadline)
+            wire = self._connected(deadline)
         except TaskLockError:
             raise
         except Exception as error:
@@ -134,24 +132,17 @@ class Session:
             # Any other error comes from the application's own code, such as a hook that fetches a
             # password. Another attempt may succeed, so the database counts as unavailable.
             raise unavailable or TaskLockDatabaseError(f"no connection: {error!r}") from error
-        if not self._prepares:
-            connection.prepare_threshold = None
-        self._connection, self._wire = connection, self._wire_of(connection)
-
-    @staticmethod
-    def _wire_of(connection: psycopg.Connection[Any]) -> Wire:
-        return Wire(connection)
+        wire.is_direct = wire.is_direct and self._prepares
+        self._wire = wire
 
     def hear(self) -> None:
         """Note a notification, or the connection's end, that came while no statement was sent."""
-        connection = self._connection
-        if connection is None:
+        wire = self._wire
+        if wire is None:
             return
-        ended = ended_by(connection)
+        ended = wire.ended()
         if ended is None:
-            # Read all notifications, also those that came with the last answer into libpq's buffer.
-            while self.listens and connection.pgconn.notifies() is not None:
-                self.notified = True
+            self.notified = self.notified or (self.listens and wire.heard())
             return
         self.close()
         if ended != IDLE_TOO_LONG:
@@ -165,21 +156,21 @@ class Session:
 
         :param cursor: a cursor on the open connection
         """
-        connection = self._connection
-        assert connection is not None
-        if connection.prepare_threshold is None:  # it goes through a pooler, see `set_up`
+        assert self._wire is not None
+        if not self._wire.is_direct:
             return False
-        cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_bytes(connection))
+        listen = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+        cursor.execute(listen.as_bytes(cursor.connection))
         self.listens = self.notified = True
         return True
 
     def fileno(self) -> int:
         """Return the connection's socket."""
-        assert self._connection is not None
-        return self._connection.fileno()
+        assert self._wire is not None
+        return self._wire.connection.fileno()
 
-    def _connected(self, deadline: Deadline) -> psycopg.Connection[Any]:
-        """Return a new connection.
+    def _connected(self, deadline: Deadline) -> Wire:
+        """Return the wire of a new connection.
 
         :raises TaskLockDatabaseError: no connection came in time
         """
@@ -235,8 +226,8 @@ class Session:
             unavailable = unavailable or as_unavailable(error)
             if unavailable is None:
                 raise
-            is_direct = wire.connection.prepare_threshold is not None  # so the pid is the server's
-            if is_direct and isinstance(error, NoAnswerError) and wire.is_unanswered:
+            # Only of a direct connection the pid is the server's.
+            if wire.is_direct and isinstance(error, NoAnswerError) and wire.is_unanswered:
                 self._left = wire.connection.info.backend_pid
             raise unavailable from error
         finally:
@@ -287,10 +278,10 @@ class Session:
 
     def close(self) -> None:
         """Close the connection, if it is open. The next request opens another one."""
-        connection, self._connection, self._wire = self._connection, None, None
+        wire, self._wire = self._wire, None
         self.listens = False
-        if connection is not None:
-            connection.close()
+        if wire is not None:
+            wire.close()
 
 
 class NoSession(Session):
@@ -315,7 +306,7 @@ class NoSession(Session):
         return send(NoCursor())
 
 
-def _no_connection(_first: int) -> psycopg.Connection[Any]:
+def _no_connection(_first: int) -> Wire:
     raise NotImplementedError
 
 
@@ -367,7 +358,7 @@ def opener(
     attempt: float,
     application_name: str,
     closing: Closing | None,
-) -> Callable[[int], psycopg.Connection[Any]]:
+) -> Callable[[int], Wire]:
     """Return a function that opens a connection from a URL, or as an application's engine does.
 
     The parameters are those of :func:`make_session`.
@@ -392,7 +383,7 @@ def connect_limit(hosts: int, attempt: float) -> float:
     return hosts * max(2.0, attempt) + 1.0
 
 
-def open_apart(engine: Engine, attempt: float, _first: int = 0) -> psycopg.Connection[Any]:
+def open_apart(engine: Engine, attempt: float, _first: int = 0) -> Wire:
     """Open a connection as an application's engine does, outside its pool.
 
     The engine decides with which host it begins.
@@ -409,11 +400,10 @@ def open_apart(engine: Engine, attempt: float, _first: int = 0) -> psycopg.Conne
     try:
         _check_idle(connection)
         connection.autocommit = True
-        set_up(connection, attempt, None)
+        return set_up(connection, attempt, None)
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _check_idle(connection: psycopg.Connection[Any]) -> None:

@@ -37,6 +37,8 @@ ASKING_LIMIT = 0.2
 # The function of PostgreSQL that ends a wait for a synchronous standby before the standby has
 # confirmed the commit, and gives a warning. Its text is translated.
 _GIVES_UP_WAITING = "SyncRepWaitForLSN"
+# Limits how often an idle connection is read to find out whether its other side has ended it.
+_MOST_READS = 10
 # Limits the statements that a connection prepares. Each stays in the server's memory, and values of
 # other types, such as a NULL, make another one.
 _MOST_PREPARED = 300
@@ -74,10 +76,13 @@ def class_row(made: Callable[..., Row]) -> RowFactory:
 class Wire:
     """Sends statements on a connection in autocommit mode, and reads their answers.
 
-    :param connection: the connection; its ``prepare_threshold`` says whether statements are
-        prepared
+    :param connection: the connection
     :param seconds: limits the wait for each answer
     :param deadline: ends the waits sooner
+    :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
+        is prepared through a pooler: some poolers do not know prepared statements, and let several
+        clients use one server connection. All replicas give their prepared statements the same
+        names, so one could run a statement that another one has prepared, without an error.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Wire:
         deadline: Deadline | None = None,
     ) -> None:
         self.connection = connection
+        self.is_direct = False
         self._pgconn = connection.pgconn
         self._transformer = Transformer(connection)
         self._seconds = seconds
@@ -94,6 +100,7 @@ class Wire:
         self._begun = 0.0  # when the statement was begun, on the monotonic clock
         self._over_at = inf  # when it was seen that the wait for its answer is over
         self._is_unconfirmed = False
+        self._last_words: str | None = None  # the SQLSTATE with which the server has ended
         # The names of prepared statements, by their texts and the types of their values. An empty
         # name is that of a statement that was sent once.
         self._prepared: dict[tuple[bytes, object], bytes] = {}
@@ -136,7 +143,7 @@ class Wire:
         types, formats = transformer.types, transformer.formats
         self._begin()
         name = b""
-        if self.connection.prepare_threshold is not None:
+        if self.is_direct:
             name = self._name((query, types), query, types)
         if name:
             pgconn.send_query_prepared(name, values, formats, Format.BINARY)
@@ -342,10 +349,47 @@ class Wire:
                     return None if value is None else bytes(value).decode(errors="replace")
         return None
 
+    def ended(self) -> str | None:
+        """Return why the other side has ended the idle connection. Sends nothing.
+
+        The other side is a proxy, or a server that was restarted or has an
+        ``idle_session_timeout``.
+
+        :return: the SQLSTATE of PostgreSQL's last message, or ``""`` without such a message;
+            ``None`` for a connection that has not ended
+        """
+        self._last_words = None
+        try:
+            for _ in range(_MOST_READS):  # notices may come before the last message
+                if not wait_for([self._pgconn.socket], 0):
+                    return None
+                # libpq treats the server's last message as a notice, because no statement is under
+                # way.
+                self._pgconn.consume_input()
+                self._pgconn.is_busy()
+                if self._last_words is not None:  # the socket is closed a moment later
+                    return self._last_words
+        except (psycopg.Error, OSError, ValueError):
+            return ""
+        return None
+
+    def heard(self) -> bool:
+        """Return whether a notification has come, also one that came with an answer."""
+        heard = False
+        while self._pgconn.notifies() is not None:
+            heard = True
+        return heard
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
     def _hear(self, said: psycopg.errors.Diagnostic) -> None:
-        """Note a notice that a commit was not confirmed by a synchronous standby."""
+        """Note that a commit was not confirmed by a synchronous standby, or why the server ends."""
         if said.source_function == _GIVES_UP_WAITING:
             self._is_unconfirmed = True
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            self._last_words = said.sqlstate or ""
 
     def names(self, result: PGresult) -> list[str]:
         """Return the names of a result's columns."""

@@ -141,7 +141,7 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
     yield from _libraries()
     try:
         # In a thread, because a listener of an engine, or a look-up of a host's name, may hang.
-        connection = Deadline(None).call(
+        wire = Deadline(None).call(
             partial(connect, 0),
             lambda late: late.close(),
             within=connect_limit(host_count(url), _TIMEOUT),
@@ -151,9 +151,9 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
         found = None if isinstance(database, Engine) else _none_writable(error, url)
         yield found or _not_connected(error, url)
         return
-    with closing(connection):
+    with closing(wire):
         yield Finding("connection", "ok", f"to {describe(url)}")
-        yield from _Examination(connection, task_lock, namespace, url).findings()
+        yield from _Examination(wire, task_lock, namespace, url).findings()
 
 
 def _not_connected(error: Exception, url: URL) -> Finding:
@@ -256,8 +256,7 @@ def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
         )
     ) as connection:
         # As each connection of the library, because the application may have another loader.
-        set_up(connection, _TIMEOUT, None)
-        cursor = Wire(connection, _TIMEOUT).cursor()
+        cursor = set_up(connection, _TIMEOUT, None).cursor()
         return read_server(cursor), read_setting(cursor, _READ_ONLY), connection.info.dbname
 
 
@@ -284,11 +283,8 @@ class _Examination:
     :param url: the URL of that connection
     """
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], task_lock: Table, prefix: str, url: URL
-    ) -> None:
-        self._connection = connection
-        self._wire = Wire(connection, _TIMEOUT)
+    def __init__(self, wire: Wire, task_lock: Table, prefix: str, url: URL) -> None:
+        self._wire = wire
         self._task_lock = task_lock
         self._prefix = prefix
         self._url = url
@@ -318,7 +314,7 @@ class _Examination:
                 for table in self._tables
             ]
         for what, look in [*looks, ("replicas", self._replicas), ("jobs", self._jobs)]:
-            if self._connection.closed:  # the check before has reported this
+            if self._wire.connection.closed:  # the check before has reported this
                 return
             yield from self._guarded(what, look)
 
@@ -332,7 +328,7 @@ class _Examination:
             yield from self._unblocked(what, look)
         except (psycopg.Error, TaskLockDatabaseError) as error:
             if self._wire.is_unanswered:
-                self._connection.close()  # because the answer would be taken for the next one
+                self._wire.close()  # because the answer would be taken for the next one
             unavailable = as_unavailable(error)
             if unavailable is not None:
                 yield Finding(what, "wrong", str(unavailable), "try again, or see the server's log")
@@ -430,7 +426,7 @@ class _Examination:
                 f"text, text) TO {quoted(server.role)}",
             )
             return
-        yield _written(server, setting, self._connection.info.dbname)
+        yield _written(server, setting, self._wire.connection.info.dbname)
 
     def _read_only(self, server: ServerState) -> Finding:
         if server.is_standby:
@@ -438,7 +434,7 @@ class _Examination:
         else:
             setting = read_setting(self._cursor, _READ_ONLY)
             says = _frozen(setting, server.role)
-            remedy = reset_of(setting, server.role, self._connection.info.dbname)
+            remedy = reset_of(setting, server.role, self._wire.connection.info.dbname)
         return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
 
     def _unconfirmed(self) -> Iterator[Finding]:
@@ -467,7 +463,7 @@ class _Examination:
 
     def _not_cancelled(self, server: ServerState) -> Finding:
         """Close the connection, and return a finding about a write that got no answer at all."""
-        self._connection.close()
+        self._wire.close()
         says = (
             f"a write got no answer within {_TIMEOUT:.0f} s, and could not be cancelled, so that "
             f"nothing else was checked; {_names(server)}, so that it may wait for a standby"
@@ -475,7 +471,7 @@ class _Examination:
         return Finding("writable", "wrong", says, f"see the server's log; {UNCONFIRMED}")
 
     def _pooler(self, server: ServerState) -> Iterator[Finding]:
-        if server.backend_pid == self._connection.info.backend_pid:
+        if server.backend_pid == self._wire.connection.info.backend_pid:
             yield Finding("pooler", "ok", "none: the connection leads straight to the server")
             return
         try:

@@ -28,7 +28,7 @@ from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._database.wire import raw_cursor
+from apscheduler_tasklock._database.wire import Wire, raw_cursor
 from apscheduler_tasklock._lock.statements import Statement
 from apscheduler_tasklock.errors import TaskLockError
 from tests.contract.overlapping import (
@@ -121,8 +121,7 @@ class Asking:
         """Send it as the thread of the database does."""
         session.open(Deadline(None))
         try:
-            with session.cursor(Deadline(None)) as cursor:
-                self.send(cursor)
+            session.run(self.send, Deadline(None))
         except RowLockedError:
             pass  # it is sent again
 
@@ -173,15 +172,17 @@ class Stage:
                 database = sql.Identifier(owner.info.dbname)
                 owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
 
-        def connect() -> psycopg.Connection[Any]:
-            opened = connector(make_url(url), ATTEMPT, "overlaps", None)()
-            return closing.enter_context(opened)
+        connect_wire = connector(make_url(url), ATTEMPT, "overlaps", None)
 
-        def connect_later(which: int, _first: int) -> psycopg.Connection[Any]:
-            connection = connect()
-            connection.execute(f"SET travel.now = '{LATER}'")
-            self._pids[which] = connection.info.backend_pid
-            return connection
+        def connect() -> psycopg.Connection[Any]:
+            return closing.enter_context(connect_wire(0).connection)
+
+        def connect_later(which: int, _first: int) -> Wire:
+            wire = connect_wire(0)
+            closing.callback(wire.close)
+            wire.script(f"SET travel.now = '{LATER}'")
+            self._pids[which] = wire.connection.info.backend_pid
+            return wire
 
         self._pids: dict[int, int] = {}
         self.sessions = [Session(partial(connect_later, which), ATTEMPT) for which in range(2)]

@@ -19,7 +19,6 @@ from apscheduler_tasklock._database import (
     deadline,
     outage,
     rejections,
-    session,
     thread,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -73,7 +72,6 @@ class Connection:
     def __init__(self) -> None:
         status = psycopg.pq.TransactionStatus.IDLE
         self.info = SimpleNamespace(transaction_status=status)
-        self.prepare_threshold: int | None = None
 
     def close(self) -> None:
         pass
@@ -82,9 +80,17 @@ class Connection:
 class Wire:
     """Stands in for the wire of a simulated connection."""
 
-    def __init__(self) -> None:
-        self.connection = Connection()
+    is_direct = False
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self._seconds, self._deadline = 0.0, Deadline(None)
+
+    def ended(self) -> str | None:
+        return self.connection.ended_by
+
+    def close(self) -> None:
+        pass
 
     def limit(self, seconds: float, deadline: Deadline) -> None:
         self._seconds, self._deadline = seconds, deadline
@@ -116,16 +122,12 @@ class SimulatedSession(Session):
         self._world = world
         self._process = process
 
-    @staticmethod
-    def _wire_of(_connection: Any) -> Any:
-        return Wire()
-
     def _connected(self, deadline: Deadline) -> Any:
         if self._world.now < self._process.cut_until:
             self._world.sleep(0.01)
             raise psycopg.OperationalError("connection refused")
         connection = self._process.connection = Connection()
-        return connection
+        return Wire(connection)
 
     def prove(self, deadline: Deadline, seconds: float) -> None:
         def send(cursor: Any) -> None:
@@ -234,7 +236,6 @@ def simulating() -> Iterator[None]:
                 (locks, "jittered", CLOCK.jittered),
                 (replica, "DatabaseThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
-                (session, "ended_by", lambda connection: connection.ended_by),
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),
                 (client, "flush_application", lambda _until: None),
