@@ -50,7 +50,7 @@ def turn_limit(timeout: float) -> float:
 def connector(
     url: URL, attempt: float, application_name: str, closing: Closing | None
 ) -> Callable[[int], Wire]:
-    """Return a function that opens a connection in autocommit mode, and returns its wire.
+    """Return a function that opens a connection, and returns its wire.
 
     Its argument is the place of the host with which libpq begins, among the URL's hosts.
 
@@ -72,7 +72,7 @@ def connector(
         # libpq takes whole seconds, and at least 2.
         timeout = 2 if hurried else max(2, int(attempt))
         chosen = {"connect_timeout": timeout, **_beginning_with(first, parameters)}
-        connection = psycopg.connect(**chosen, autocommit=True)
+        connection = psycopg.connect(**chosen)
         try:
             return set_up(connection, attempt, closing)
         except BaseException:
@@ -83,7 +83,7 @@ def connector(
 
 
 def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> Wire:
-    """Set up a connection of the library, in autocommit mode, and return its wire.
+    """Set up a connection of the library, and return its wire.
 
     :param attempt: limits the wait for each answer, in seconds
     :param closing: once claiming is stopped, the waits are short

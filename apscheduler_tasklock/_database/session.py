@@ -399,7 +399,6 @@ def open_apart(engine: Engine, attempt: float, _first: int = 0) -> Wire:
     proxy.detach()
     try:
         _check_idle(connection)
-        connection.autocommit = True
         return set_up(connection, attempt, None)
     except BaseException:
         connection.close()

@@ -74,7 +74,9 @@ def class_row(made: Callable[..., Row]) -> RowFactory:
 
 
 class Wire:
-    """Sends statements on a connection in autocommit mode, and reads their answers.
+    """Sends statements on a connection, and reads their answers.
+
+    Each statement is a transaction of its own, also if psycopg would begin one.
 
     :param connection: the connection
     :param seconds: limits the wait for each answer
