@@ -266,7 +266,7 @@ class Wire:
         pgconn = self._pgconn
         while pgconn.flush():
             self._wait(writes=True)
-            # Read before more is sent: the server may wait until its own answer is read.
+            # As libpq's manual has it. The server may wait until its own answer is read.
             pgconn.consume_input()
         results: list[PGresult] = []
         last: object = pgconn

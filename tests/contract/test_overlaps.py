@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -120,10 +120,8 @@ class Asking:
     def send_in(self, session: Session) -> None:
         """Send it as the thread of the database does."""
         session.open(Deadline(None))
-        try:
+        with suppress(RowLockedError):  # it is sent again
             session.run(self.send, Deadline(None))
-        except RowLockedError:
-            pass  # it is sent again
 
 
 @dataclass(frozen=True)

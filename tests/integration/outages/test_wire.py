@@ -100,8 +100,7 @@ class TestTransactions:
         with wire.transaction():
             wire.script("INSERT INTO seen VALUES (1)")
             with pytest.raises(psycopg.errors.DivisionByZero), wire.transaction():
-                wire.script("INSERT INTO seen VALUES (2)")
-                wire.script("SELECT 1 / 0")
+                wire.script("INSERT INTO seen VALUES (2); SELECT 1 / 0")
             with wire.transaction():
                 wire.script("INSERT INTO seen VALUES (3)")
         assert wire.is_idle
