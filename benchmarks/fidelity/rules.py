@@ -16,7 +16,6 @@ from psycopg.rows import namedtuple_row
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._database.wire import raw_cursor
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.standby import STANDBY_AFTER
 from apscheduler_tasklock.options import DEFAULTS
@@ -38,6 +37,7 @@ from tests.support.waist import (
     RunState,
     Statements,
     protocol_of,
+    raw_cursor,
     takeover_of,
 )
 

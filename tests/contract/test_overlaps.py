@@ -28,7 +28,6 @@ from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._database.wire import Wire, raw_cursor
 from apscheduler_tasklock._lock.statements import Statement
 from apscheduler_tasklock.errors import TaskLockError
 from tests.contract.overlapping import (
@@ -45,7 +44,7 @@ from tests.contract.overlapping import (
 )
 from tests.support.postgres import Server
 from tests.support.rows import add_task
-from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer, with_late_takeovers
+from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer, Wire, raw_cursor, with_late_takeovers
 
 pytestmark = [
     pytest.mark.postgresql,

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._database.wire import NoAnswerError
 from tests.simulation.world import Process, World
+from tests.support.waist import NoAnswerError
 
 CLAIM_TIMEOUT = 10.0
 # The seconds of a pause of a process.

@@ -23,11 +23,11 @@ from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock._database.wire import wait_for
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.exchanges import Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, as_a_pooler
+from tests.support.waist import wait_for
 
 pytestmark = pytest.mark.direct("a pooler tells nobody")
 

@@ -9,13 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock._database import wire as module
-from apscheduler_tasklock._database.connection import connector
-from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.wire import NoAnswerError, Wire, class_row, dict_row, wait_for
 from tests.support.proxy import Last, Proxy
+from tests.support.waist import NoAnswerError, Wire, class_row, dict_row, limit, wait_for, wire_to
 
 # More than the buffers of all sockets between here and the server.
 LARGE = 8 * 2**20
@@ -27,10 +23,8 @@ def open_wire() -> Iterator[Callable[[str], Wire]]:
     opened: list[Wire] = []
 
     def connect(url: str) -> Wire:
-        wire = connector(make_url(url), PATIENCE, "a wire", None)(0)
-        wire.limit(PATIENCE, Deadline(None))
-        opened.append(wire)
-        return wire
+        opened.append(wire_to(url, PATIENCE))
+        return opened[-1]
 
     yield connect
     for wire in opened:
@@ -58,7 +52,7 @@ class TestSending:
             return data
 
         wire = open_wire(proxy.url)
-        monkeypatch.setattr(module, "wait_for", wait)
+        monkeypatch.setattr(f"{Wire.__module__}.wait_for", wait)
         proxy.to_server = read_later
         [length] = wire.cursor().execute("SELECT length($1)", ["x" * LARGE]).fetchone()
         assert length == LARGE
@@ -172,9 +166,9 @@ class TestLimits:
     def test_an_answer_that_does_not_come_is_given_up_and_the_statement_cancelled(
         self, wire: Wire
     ) -> None:
-        wire.limit(0.05, Deadline(None))
+        limit(wire, 0.05)
         with pytest.raises(NoAnswerError):
             wire.cursor().execute("SELECT pg_sleep(600)")
-        wire.limit(PATIENCE, Deadline(None))
+        limit(wire, PATIENCE)
         assert wire.is_idle  # the answer to the cancel was read
         assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
