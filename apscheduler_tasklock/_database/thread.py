@@ -574,9 +574,8 @@ class DatabaseThread:
 
     def _take_all(self) -> None:
         """Take all messages of the inbox."""
-        with suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
+        while self._inbox.qsize():  # only the worker takes messages out
+            self._take(self._inbox.get_nowait())
 
     def _take_own(self, now: float) -> None:
         """Take the tickets of renewals and listening that are due, and begin recurring work."""

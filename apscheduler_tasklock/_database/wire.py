@@ -47,7 +47,7 @@ _ERROR: Final = int(ExecStatus.FATAL_ERROR)
 _ROWS: Final = int(ExecStatus.TUPLES_OK)
 # The names of prepared statements are not psycopg's, because a listener of an application's engine
 # may use the same connection, by psycopg. Each name is given once, also for several wires.
-_names = (f"tasklock_{number}".encode() for number in count())
+_numbers = count()
 
 
 class NoAnswerError(psycopg.OperationalError):
@@ -232,7 +232,7 @@ class Wire:
         if name is None and len(self._prepared) < _MOST_PREPARED:
             self._prepared[key] = b""
         elif name == b"":
-            name = next(_names)
+            name = f"tasklock_{next(_numbers)}".encode()
             self._pgconn.send_prepare(name, query, types)
             self._answered()
             self._prepared[key] = name
@@ -468,11 +468,6 @@ class Cursor:
         count = self._result.ntuples
         first, self._next = self._next, count if last is None else min(last, count)
         return self.wire.rows(self._result, first, self._next, self.row_factory)
-
-
-def raw_cursor(connection: psycopg.Connection[Any]) -> Cursor:
-    """Return a cursor of a new wire on a connection."""
-    return Wire(connection).cursor()
 
 
 def wait_for(sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:

@@ -302,7 +302,7 @@ class JobChange:
 
 
 class JobRows:
-    """The statements for the jobs' table, run on a cursor of ``raw_cursor``.
+    """The statements for the jobs' table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param replica_id: the replica in the run history's entries of missed run times

@@ -96,7 +96,7 @@ _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
 
 class Operations(Reads):
-    """The statements of operators for one task lock table, run on a cursor of ``raw_cursor``.
+    """The statements of operators for one task lock table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param rejections: notes that the database rejects the read of the replicas. The answer then

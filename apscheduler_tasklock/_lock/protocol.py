@@ -102,7 +102,7 @@ def history_beside(table: Table, runs: int) -> History | None:
 
 
 class TaskLockStatements:
-    """Carries out messages for one task lock table, on a cursor of ``raw_cursor``.
+    """Carries out messages for one task lock table, on a cursor of a ``Wire``.
 
     :param replica_id: the replica's id
     :param lock_timeout: limits the wait of a statement in the server for a locked row, in seconds

@@ -442,7 +442,7 @@ class OverviewRead:
 
 
 class Reads:
-    """The statements that read the rows of one task lock table, run on a cursor of ``raw_cursor``.
+    """The statements that read the rows of one task lock table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param rejections: notes that the database rejects the read of the replicas. The answer then

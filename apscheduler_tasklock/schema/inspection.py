@@ -298,7 +298,7 @@ class Revision:
 def read_server(cursor: Any) -> ServerState:
     """Return the state of the server.
 
-    :param cursor: a cursor of ``raw_cursor``
+    :param cursor: a cursor of a ``Wire``
     """
     cursor.row_factory = class_row(ServerState)
     state: ServerState = cursor.execute(_SERVER).fetchone()

@@ -31,7 +31,6 @@ from apscheduler_tasklock._database.wire import (
     Wire,
     class_row,
     dict_row,
-    raw_cursor,
     wait_for,
 )
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
@@ -476,6 +475,11 @@ class Replica(Statements):
 
     def prune(self, age: float) -> int:
         return self.ask(Prune(age))
+
+
+def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
+    """Return a cursor as the library's, on a connection."""
+    return Wire(connection).cursor()
 
 
 def wire_to(url: str, seconds: float) -> Wire:
