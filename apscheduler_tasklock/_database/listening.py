@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock._database.connection import wait_for_input
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.outage import as_unavailable
@@ -24,6 +23,7 @@ from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import wait_for
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -125,7 +125,7 @@ class Listening:
             # Check the inbox after `_waits` is set, so that a message that comes after this check
             # wakes the wait.
             if not has_come():
-                wait_for_input([self._session.fileno(), self._woken.fileno()], seconds)
+                wait_for([self._session.fileno(), self._woken.fileno()], seconds)
         finally:
             self._waits = False
         with suppress(OSError):  # raised when all wake-ups are read

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import sql
@@ -14,14 +13,8 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
-    NoAnswerError,
-    bounded_waits,
     connector,
-    ended_by,
     host_count,
-    is_unanswered,
-    locking_session,
-    raw_cursor,
     set_up,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -37,12 +30,15 @@ from apscheduler_tasklock._database.sqlstates import (
     one_line,
 )
 from apscheduler_tasklock._database.url import as_url, check_engine
+from apscheduler_tasklock._database.wire import NoAnswerError, Wire
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
+
+Answer = TypeVar("Answer")
 
 IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
 # The last messages of a server that shuts down or has crashed.
@@ -82,7 +78,7 @@ class Session:
 
     def __init__(
         self,
-        connect: Callable[[int], psycopg.Connection[Any]],
+        connect: Callable[[int], Wire],
         attempt: float,
         ended: Ended = lambda _by_server: None,
         lock_query: bytes | None = None,
@@ -100,14 +96,14 @@ class Session:
         self._ended = ended
         self._lock_query = lock_query
         self._prepares = True
-        self._connection: psycopg.Connection[Any] | None = None
+        self._wire: Wire | None = None  # of the open connection
         self.listens = False
         self.notified = False
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection. Its end may not have been noticed yet."""
-        return self._connection is not None
+        return self._wire is not None
 
     @property
     def limit(self) -> float:
@@ -122,10 +118,10 @@ class Session:
         :raises psycopg.Error: the connection failed, and would fail again
         """
         self.hear()
-        if self._connection is not None:
+        if self._wire is not None:
             return
         try:
-            connection = self._connected(deadline)
+            wire = self._connected(deadline)
         except TaskLockError:
             raise
         except Exception as error:
@@ -136,20 +132,17 @@ class Session:
             # Any other error comes from the application's own code, such as a hook that fetches a
             # password. Another attempt may succeed, so the database counts as unavailable.
             raise unavailable or TaskLockDatabaseError(f"no connection: {error!r}") from error
-        if not self._prepares:
-            connection.prepare_threshold = None
-        self._connection = connection
+        wire.is_direct = wire.is_direct and self._prepares
+        self._wire = wire
 
     def hear(self) -> None:
         """Note a notification, or the connection's end, that came while no statement was sent."""
-        connection = self._connection
-        if connection is None:
+        wire = self._wire
+        if wire is None:
             return
-        ended = ended_by(connection)
+        ended = wire.ended()
         if ended is None:
-            # Read all notifications, also those that came with the last answer into libpq's buffer.
-            while self.listens and connection.pgconn.notifies() is not None:
-                self.notified = True
+            self.notified = self.notified or (self.listens and wire.heard())
             return
         self.close()
         if ended != IDLE_TOO_LONG:
@@ -163,26 +156,21 @@ class Session:
 
         :param cursor: a cursor on the open connection
         """
-        connection = self._connection
-        assert connection is not None
-        if connection.prepare_threshold is None:  # it goes through a pooler, see `set_up`
+        assert self._wire is not None
+        if not self._wire.is_direct:
             return False
-        if not self.listens:
-            connection.add_notify_handler(self._note_notification)
-        cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        listen = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+        cursor.execute(listen.as_bytes(cursor.connection))
         self.listens = self.notified = True
         return True
 
-    def _note_notification(self, _notify: psycopg.Notify) -> None:
-        self.notified = True
-
     def fileno(self) -> int:
         """Return the connection's socket."""
-        assert self._connection is not None
-        return self._connection.fileno()
+        assert self._wire is not None
+        return self._wire.connection.fileno()
 
-    def _connected(self, deadline: Deadline) -> psycopg.Connection[Any]:
-        """Return a new connection.
+    def _connected(self, deadline: Deadline) -> Wire:
+        """Return the wire of a new connection.
 
         :raises TaskLockDatabaseError: no connection came in time
         """
@@ -199,22 +187,24 @@ class Session:
             started=self._connecting.append,
         )
 
-    @contextmanager
-    def cursor(self, deadline: Deadline, seconds: float | None = None) -> Iterator[Any]:
-        """Give a cursor on the open connection.
+    def run(
+        self, send: Callable[[Any], Answer], deadline: Deadline, seconds: float | None = None
+    ) -> Answer:
+        """Call a function that sends statements on the open connection; return what it returns.
 
         A connection on which a statement failed is closed, because an answer may be left unread.
 
+        :param send: called with a cursor
         :param seconds: limits the wait for an answer; by default the limit of an attempt
         :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again
         """
-        connection = self._connection
-        assert connection is not None
+        wire = self._wire
+        assert wire is not None
+        wire.limit(seconds or self.attempt, deadline)
         reusable = False
         try:
-            with bounded_waits(connection, seconds or self.attempt, deadline):
-                yield raw_cursor(connection)
+            answer = send(wire.cursor())
             reusable = True
         except TaskLockError as error:
             # Most of these errors were made from an answer, so the connection is usable. Close it
@@ -230,19 +220,20 @@ class Session:
         except psycopg.Error as error:
             if error.sqlstate in LOST_STATEMENT_STATES:
                 self._prepares = False  # because a pooler was not recognized by `is_direct`
-            unavailable = self._locked(connection, error)
+            unavailable = self._locked(wire, error)
             if unavailable is None and isinstance(error, SlowReadError):
                 raise TaskLockError(str(error)) from None
             unavailable = unavailable or as_unavailable(error)
             if unavailable is None:
                 raise
-            is_direct = connection.prepare_threshold is not None  # so the pid is the server's
-            if is_direct and isinstance(error, NoAnswerError) and is_unanswered(connection):
-                self._left = connection.info.backend_pid
+            # Only of a direct connection the pid is the server's.
+            if wire.is_direct and isinstance(error, NoAnswerError) and wire.is_unanswered:
+                self._left = wire.connection.info.backend_pid
             raise unavailable from error
         finally:
             if not reusable:
                 self.close()
+        return answer
 
     def prove(self, deadline: Deadline, seconds: float) -> None:
         """Send the probe on the open connection, to find out whether writes are confirmed.
@@ -257,21 +248,21 @@ class Session:
         :raises TaskLockDatabaseError: the database takes no writes, or no standby confirms them
         """
         self._first_host += 1
-        with self.cursor(deadline, seconds) as cursor:
-            try:
-                if self._left is not None:
-                    if cursor.execute(_STILL_WAITS, [self._left]).fetchone() is not None:
-                        raise UnconfirmedError(UNCONFIRMED)
-                    self._left = None
-                cursor.execute(self._probe)
-            except psycopg.Error as error:
-                if as_unavailable(error) is not None:
-                    raise
+        self.run(self._send_probe, deadline, seconds)
         self._first_host -= 1
 
-    def _locked(
-        self, connection: psycopg.Connection[Any], error: psycopg.Error
-    ) -> TaskLockDatabaseError | None:
+    def _send_probe(self, cursor: Any) -> None:
+        try:
+            if self._left is not None:
+                if cursor.execute(_STILL_WAITS, [self._left]).fetchone() is not None:
+                    raise UnconfirmedError(UNCONFIRMED)
+                self._left = None
+            cursor.execute(self._probe)
+        except psycopg.Error as error:
+            if as_unavailable(error) is not None:
+                raise
+
+    def _locked(self, wire: Wire, error: psycopg.Error) -> TaskLockDatabaseError | None:
         """Return an error if a statement was cancelled while a session had a table locked.
 
         A session that has a table locked because its commit waits for a standby is not to blame.
@@ -280,17 +271,17 @@ class Session:
             error, (NoAnswerError, psycopg.errors.QueryCanceled)
         ):
             return None
-        session = locking_session(connection, self._lock_query)
+        session = wire.ask_soon(self._lock_query)
         if session == WAITS_FOR_STANDBY:
             return UnconfirmedError(UNCONFIRMED)
         return None if session is None else TableLockedError(f"{one_line(error)}, since {session}")
 
     def close(self) -> None:
         """Close the connection, if it is open. The next request opens another one."""
-        connection, self._connection = self._connection, None
+        wire, self._wire = self._wire, None
         self.listens = False
-        if connection is not None:
-            connection.close()
+        if wire is not None:
+            wire.close()
 
 
 class NoSession(Session):
@@ -308,13 +299,14 @@ class NoSession(Session):
     def prove(self, _deadline: Deadline, _seconds: float) -> None:
         """Send nothing."""
 
-    @contextmanager
-    def cursor(self, _deadline: Deadline, _seconds: float | None = None) -> Iterator[Any]:
-        """Give a cursor that executes nothing."""
-        yield NoCursor()
+    def run(
+        self, send: Callable[[Any], Answer], _deadline: Deadline, _seconds: float | None = None
+    ) -> Answer:
+        """Call a function with a cursor that executes nothing; return what it returns."""
+        return send(NoCursor())
 
 
-def _no_connection(_first: int) -> psycopg.Connection[Any]:
+def _no_connection(_first: int) -> Wire:
     raise NotImplementedError
 
 
@@ -323,6 +315,7 @@ class NoCursor:
 
     row_factory: Any = None
     connection: Any = None
+    wire: Any = None
 
     def execute(self, *_: object) -> Any:
         """Raise an error.
@@ -365,7 +358,7 @@ def opener(
     attempt: float,
     application_name: str,
     closing: Closing | None,
-) -> Callable[[int], psycopg.Connection[Any]]:
+) -> Callable[[int], Wire]:
     """Return a function that opens a connection from a URL, or as an application's engine does.
 
     The parameters are those of :func:`make_session`.
@@ -390,7 +383,7 @@ def connect_limit(hosts: int, attempt: float) -> float:
     return hosts * max(2.0, attempt) + 1.0
 
 
-def open_apart(engine: Engine, attempt: float, _first: int = 0) -> psycopg.Connection[Any]:
+def open_apart(engine: Engine, attempt: float, _first: int = 0) -> Wire:
     """Open a connection as an application's engine does, outside its pool.
 
     The engine decides with which host it begins.
@@ -406,12 +399,10 @@ def open_apart(engine: Engine, attempt: float, _first: int = 0) -> psycopg.Conne
     proxy.detach()
     try:
         _check_idle(connection)
-        connection.autocommit = True
-        set_up(connection, attempt, None)
+        return set_up(connection, attempt, None)
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _check_idle(connection: psycopg.Connection[Any]) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
@@ -19,7 +20,7 @@ import psycopg
 
 from apscheduler_tasklock._application import flush_application, keep_application_out
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket, wake_loops
-from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
+from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
@@ -30,6 +31,7 @@ from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import ConflictError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import NoAnswerError
 from apscheduler_tasklock._shutdown import (
     ATTEMPT_LIMIT,
     ENDING_LIMIT,
@@ -572,9 +574,8 @@ class DatabaseThread:
 
     def _take_all(self) -> None:
         """Take all messages of the inbox."""
-        with suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
+        while self._inbox.qsize():  # only the worker takes messages out
+            self._take(self._inbox.get_nowait())
 
     def _take_own(self, now: float) -> None:
         """Take the tickets of renewals and listening that are due, and begin recurring work."""
@@ -622,12 +623,7 @@ class DatabaseThread:
             return [(ticket, Outcome(error=late)) for ticket in batch]
         sent = time.monotonic()
         try:
-            with self._session.cursor(deadline, seconds) as cursor:
-                answers: Sequence[Any] = (
-                    [requests[0].send(cursor)]
-                    if len(requests) == 1
-                    else requests[0].send_together(cursor, requests)
-                )
+            answers: Sequence[Any] = self._session.run(partial(_sent, requests), deadline, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             if len(batch) > 1 and isinstance(error, (psycopg.Error, UnicodeError)):
                 self._side.split(batch)
@@ -717,6 +713,13 @@ def _look() -> None:
 
 def _no_statement(_cursor: Any) -> None:
     pass
+
+
+def _sent(requests: Sequence[Request[Any]], cursor: Any) -> Sequence[Any]:
+    """Send a batch's requests, and return their answers."""
+    if len(requests) == 1:
+        return [requests[0].send(cursor)]
+    return requests[0].send_together(cursor, requests)
 
 
 def _report_safely(

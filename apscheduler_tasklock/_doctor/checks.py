@@ -17,12 +17,8 @@ from sqlalchemy import Engine, Table
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
-    NoAnswerError,
-    bounded_waits,
     connect_parameters,
     host_count,
-    is_unanswered,
-    raw_cursor,
     set_up,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -30,6 +26,7 @@ from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.session import connect_limit, opener
 from apscheduler_tasklock._database.sqlstates import UnconfirmedError, one_line
 from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._database.wire import Cursor, NoAnswerError, Wire
 from apscheduler_tasklock._doctor.remedies import (
     FULL_DATABASE,
     FULL_ROLE,
@@ -144,7 +141,7 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
     yield from _libraries()
     try:
         # In a thread, because a listener of an engine, or a look-up of a host's name, may hang.
-        connection = Deadline(None).call(
+        wire = Deadline(None).call(
             partial(connect, 0),
             lambda late: late.close(),
             within=connect_limit(host_count(url), _TIMEOUT),
@@ -154,9 +151,9 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
         found = None if isinstance(database, Engine) else _none_writable(error, url)
         yield found or _not_connected(error, url)
         return
-    with closing(connection):
+    with closing(wire):
         yield Finding("connection", "ok", f"to {describe(url)}")
-        yield from _Examination(connection, task_lock, namespace, url).findings()
+        yield from _Examination(wire, task_lock, namespace, url).findings()
 
 
 def _not_connected(error: Exception, url: URL) -> Finding:
@@ -259,11 +256,8 @@ def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
         )
     ) as connection:
         # As each connection of the library, because the application may have another loader.
-        set_up(connection, _TIMEOUT, None)
-        with bounded_waits(connection, _TIMEOUT, Deadline(None)):
-            cursor = raw_cursor(connection)
-            database = connection.info.dbname
-            return read_server(cursor), read_setting(cursor, _READ_ONLY), database
+        cursor = set_up(connection, _TIMEOUT, None).cursor()
+        return read_server(cursor), read_setting(cursor, _READ_ONLY), connection.info.dbname
 
 
 def _libraries() -> Iterator[Finding]:
@@ -289,10 +283,8 @@ class _Examination:
     :param url: the URL of that connection
     """
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], task_lock: Table, prefix: str, url: URL
-    ) -> None:
-        self._connection = connection
+    def __init__(self, wire: Wire, task_lock: Table, prefix: str, url: URL) -> None:
+        self._wire = wire
         self._task_lock = task_lock
         self._prefix = prefix
         self._url = url
@@ -322,26 +314,21 @@ class _Examination:
                 for table in self._tables
             ]
         for what, look in [*looks, ("replicas", self._replicas), ("jobs", self._jobs)]:
-            if self._connection.closed:  # the check before has reported this
+            if self._wire.connection.closed:  # the check before has reported this
                 return
             yield from self._guarded(what, look)
 
     @property
-    def _cursor(self) -> psycopg.RawCursor[Any]:
-        return raw_cursor(self._connection)
+    def _cursor(self) -> Cursor:
+        return self._wire.cursor()
 
     def _guarded(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """Yield the findings of a check. An error of the database is a finding, too.
-
-        Each check has limits of its own, because a commit that was not confirmed fails all later
-        waits under the same limits.
-        """
+        """Yield the findings of a check. An error of the database is a finding, too."""
         try:
-            with bounded_waits(self._connection, _TIMEOUT, Deadline(None)):
-                yield from self._unblocked(what, look)
+            yield from self._unblocked(what, look)
         except (psycopg.Error, TaskLockDatabaseError) as error:
-            if is_unanswered(self._connection):
-                self._connection.close()  # because the answer would be taken for the next one
+            if self._wire.is_unanswered:
+                self._wire.close()  # because the answer would be taken for the next one
             unavailable = as_unavailable(error)
             if unavailable is not None:
                 yield Finding(what, "wrong", str(unavailable), "try again, or see the server's log")
@@ -364,7 +351,7 @@ class _Examination:
 
         :param undone: whether the transaction is rolled back
         """
-        with self._connection.transaction(force_rollback=undone):
+        with self._wire.transaction(undone=undone):
             limit_locks(self._cursor)
             yield
 
@@ -426,7 +413,7 @@ class _Examination:
             self._is_unconfirmed = True
             return
         except NoAnswerError:
-            if not (server.standby_names and is_unanswered(self._connection)):
+            if not (server.standby_names and self._wire.is_unanswered):
                 raise  # because it is not a standby that the write waits for
             yield self._not_cancelled(server)
             return
@@ -439,7 +426,7 @@ class _Examination:
                 f"text, text) TO {quoted(server.role)}",
             )
             return
-        yield _written(server, setting, self._connection.info.dbname)
+        yield _written(server, setting, self._wire.connection.info.dbname)
 
     def _read_only(self, server: ServerState) -> Finding:
         if server.is_standby:
@@ -447,7 +434,7 @@ class _Examination:
         else:
             setting = read_setting(self._cursor, _READ_ONLY)
             says = _frozen(setting, server.role)
-            remedy = reset_of(setting, server.role, self._connection.info.dbname)
+            remedy = reset_of(setting, server.role, self._wire.connection.info.dbname)
         return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
 
     def _unconfirmed(self) -> Iterator[Finding]:
@@ -476,7 +463,7 @@ class _Examination:
 
     def _not_cancelled(self, server: ServerState) -> Finding:
         """Close the connection, and return a finding about a write that got no answer at all."""
-        self._connection.close()
+        self._wire.close()
         says = (
             f"a write got no answer within {_TIMEOUT:.0f} s, and could not be cancelled, so that "
             f"nothing else was checked; {_names(server)}, so that it may wait for a standby"
@@ -484,11 +471,11 @@ class _Examination:
         return Finding("writable", "wrong", says, f"see the server's log; {UNCONFIRMED}")
 
     def _pooler(self, server: ServerState) -> Iterator[Finding]:
-        if server.backend_pid == self._connection.info.backend_pid:
+        if server.backend_pid == self._wire.connection.info.backend_pid:
             yield Finding("pooler", "ok", "none: the connection leads straight to the server")
             return
         try:
-            with self._connection.transaction():
+            with self._wire.transaction():
                 pass
         except psycopg.OperationalError as error:  # pgbouncer has closed the connection
             if "statement pooling" not in str(error):

@@ -310,7 +310,7 @@ class LockClient:
         """Run a short statement. While the database is unavailable, try for some seconds.
 
         :param seconds: limits the call; the last try begins after four fifths of it at the latest
-        :param statement: called with a psycopg cursor in autocommit mode. It may be called again
+        :param statement: called with a cursor of the connection. It may be called again
             although the server has carried it out.
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: the database rejects the statement; the message names the remedy
@@ -913,7 +913,7 @@ class LockClient:
     ) -> Answer:
         """Run a short statement on this replica's connection, and wait for its result.
 
-        :param statement: called with a psycopg cursor in autocommit mode
+        :param statement: called with a cursor of the connection
         :param until: limits the wait, on the monotonic clock
         :param goes_first: whether the statement is sent in an outage, too, so that operators can
             read while nothing can be written

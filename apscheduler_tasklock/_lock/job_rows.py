@@ -18,13 +18,13 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import class_row, dict_row
 from psycopg.types.range import Range
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import class_row, dict_row
 from apscheduler_tasklock._lock.database_clock import storable
 from apscheduler_tasklock._lock.parameters import many
 from apscheduler_tasklock._lock.protocol import (
@@ -302,7 +302,7 @@ class JobChange:
 
 
 class JobRows:
-    """The statements for the jobs' table, run on a cursor of ``raw_cursor``.
+    """The statements for the jobs' table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param replica_id: the replica in the run history's entries of missed run times

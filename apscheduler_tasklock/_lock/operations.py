@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,15 +13,13 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.errors import (
     LockNotAvailable,
-    PipelineAborted,
 )
-from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import class_row, dict_row
 from apscheduler_tasklock._lock.job_rows import next_version
 from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
@@ -36,7 +33,6 @@ from apscheduler_tasklock._lock.patterns import (
 from apscheduler_tasklock._lock.protocol import HISTORY, history_beside
 from apscheduler_tasklock._lock.reads import (
     ALARMS_SINCE,
-    IN_TRANSACTION,
     LISTED_PAUSES,
     NO_LONGER_ALARMS,
     PAUSE_COLUMNS,
@@ -100,7 +96,7 @@ _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
 
 class Operations(Reads):
-    """The statements of operators for one task lock table, run on a cursor of ``raw_cursor``.
+    """The statements of operators for one task lock table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param rejections: notes that the database rejects the read of the replicas. The answer then
@@ -289,33 +285,21 @@ class Operations(Reads):
         The transaction is sent as a whole. Otherwise its session would keep the table locked as
         long as it waits for a client that is slow, or away.
         """
-        connection, table = cursor.connection, self._name.replace("%%", "%")
-        other = raw_cursor(connection)
-        # Before version 14, libpq sends each statement by itself.
-        pipeline = connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
-        refused: BaseException | None = None
+        wire, table = cursor.wire, self._name.replace("%%", "%")
+        statements: list[tuple[str | bytes, Sequence[object]]] = [
+            ("BEGIN", ()),
+            (f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}", ()),
+            (f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE", ()),
+        ]
+        if statement is not None:
+            for each in (self._add_all, statement):
+                statements.append((each.query, each.arguments(wanted or {})))
+        statements.append(("COMMIT", ()))
         try:
-            with pipeline:
-                try:
-                    other.execute("BEGIN")
-                    other.execute(f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}")
-                    other.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-                    if statement is not None:
-                        self._run(other, self._add_all)
-                        self._run(cursor, statement, **(wanted or {}))
-                    other.execute("COMMIT")
-                except psycopg.Error as error:
-                    # The answer came before all was sent. psycopg would warn of it in its own log.
-                    refused = error
-        except PipelineAborted as error:
-            # What follows from the refusal. psycopg raises it in its place if the answer comes in
-            # pieces.
-            refused = refused or error.__context__ or error
+            results = wire.together(statements)
         finally:
-            if connection.info.transaction_status in IN_TRANSACTION:
-                connection.rollback()
-        if refused is not None:
-            raise refused
+            wire.undo()
+        cursor.read(results[-2])
 
     def resume_all(
         self,

@@ -15,7 +15,6 @@ from uuid import UUID
 import psycopg
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.encoding import lacking, unstorable
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
@@ -102,7 +101,7 @@ def history_beside(table: Table, runs: int) -> History | None:
 
 
 class TaskLockStatements:
-    """Carries out messages for one task lock table, on a cursor of ``raw_cursor``.
+    """Carries out messages for one task lock table, on a cursor of a ``Wire``.
 
     :param replica_id: the replica's id
     :param lock_timeout: limits the wait of a statement in the server for a locked row, in seconds
@@ -332,7 +331,7 @@ class TaskLockStatements:
             half = len(names) // 2
             first = self._read_rows(cursor, replace(message, task_names=names[:half]))
             return first + self._read_rows(cursor, replace(message, task_names=names[half:]))
-        columns = [column.name for column in cursor.description]
+        columns = cursor.columns
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def _register_all(self, cursor: Any, message: Registrations) -> list[Registered]:
@@ -542,7 +541,7 @@ def note_rejected_history(
     problem: TaskLockSchemaError | None = None
     reason: Exception | str = f"PostgreSQL does not take its entries: {one_line(error)}"
     with suppress(psycopg.Error):  # a second cursor, because the first has answers to be read
-        beside = raw_cursor(cursor.connection)
+        beside = cursor.wire.cursor()
         problem = find_problem(beside, task_lock, run_table(task_lock), None)
         if problem is not None:
             reason = problem

@@ -27,7 +27,7 @@ class LockProtocol(Protocol):
     def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
         """Carry out a message, and return its answer.
 
-        :param cursor: a cursor of ``raw_cursor``; to a stand-in, one that executes nothing
+        :param cursor: a cursor of a ``Wire``; to a stand-in, one that executes nothing
         """
 
 

@@ -8,19 +8,18 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-import psycopg
 from psycopg.errors import (
     InsufficientPrivilege,
     QueryCanceled,
     UndefinedTable,
 )
 from psycopg.pq import TransactionStatus
-from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._database.sqlstates import SlowReadError, one_line
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import class_row, dict_row
 from apscheduler_tasklock._lock.job_rows import channel_of
 from apscheduler_tasklock._lock.json_columns import (
     IS_PAUSE,
@@ -443,7 +442,7 @@ class OverviewRead:
 
 
 class Reads:
-    """The statements that read the rows of one task lock table, run on a cursor of ``raw_cursor``.
+    """The statements that read the rows of one task lock table, run on a cursor of a ``Wire``.
 
     :param table: the task lock table
     :param rejections: notes that the database rejects the read of the replicas. The answer then
@@ -1390,12 +1389,11 @@ class Reads:
 
         :raises SlowReadError: the read has taken too long
         """
-        connection = cursor.connection
-        if connection is None or connection.info.transaction_status != TransactionStatus.IDLE:
+        wire = cursor.wire
+        if wire is None or not wire.is_idle:
             return self._found(cursor, statement, wanted)
         milliseconds = max(1, round(1000 * self._read_limit))
-        begin = f"BEGIN; SET LOCAL statement_timeout = {milliseconds}"
-        psycopg.ClientCursor(connection).execute(begin.encode())  # sends both in one round trip
+        wire.script(f"BEGIN; SET LOCAL statement_timeout = {milliseconds}")
         try:
             return self._found(cursor, statement, wanted)
         except QueryCanceled as error:
@@ -1404,9 +1402,7 @@ class Reads:
                 "ask for fewer tasks, by their names, or see what else the server does"
             ) from error
         finally:
-            # After a wait that was given up, the answer may still be on its way.
-            if connection.info.transaction_status in IN_TRANSACTION:
-                connection.rollback()
+            wire.undo()
 
     def _found(self, cursor: Any, statement: Statement, wanted: dict[str, object]) -> list[Any]:
         found: list[Any] = self._run(cursor, statement, **wanted).fetchall()
@@ -1541,11 +1537,11 @@ def _leaders(name: str) -> str:
 @contextmanager
 def part_of_transaction(cursor: Any) -> Iterator[None]:
     """Let an error in the context leave the transaction usable, if one has begun."""
-    connection = cursor.connection  # none where there is no database
-    if connection is None or connection.info.transaction_status is TransactionStatus.IDLE:
+    wire = cursor.wire  # none where there is no database
+    if wire is None or wire.is_idle:
         yield
         return
-    with connection.transaction():
+    with wire.transaction():
         yield
 
 

@@ -259,10 +259,9 @@ class JobsThread:
             self._step_began = inf
 
     def _step_once(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                line, message = self._inbox.get_nowait()
-                line.messages.append(message)
+        while self._inbox.qsize():  # only this thread takes messages out
+            line, message = self._inbox.get_nowait()
+            line.messages.append(message)
         lines = [line for line in self._lines if line.messages or line.wakes_at <= time.monotonic()]
         try:
             for line in lines:

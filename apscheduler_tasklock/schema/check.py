@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.sqlstates import WAITS_FOR_STANDBY, one_line
+from apscheduler_tasklock._database.wire import class_row, dict_row
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (

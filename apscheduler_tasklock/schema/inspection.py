@@ -9,10 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 from alembic.script import ScriptDirectory
-from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import MetaData, Table
 
 from apscheduler_tasklock._database.sqlstates import WAITS_FOR_STANDBY
+from apscheduler_tasklock._database.wire import class_row, dict_row, tuple_row
 from apscheduler_tasklock.schema.check import STRONG_LOCKS
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
 from apscheduler_tasklock.schema.table import DIALECT, quoted, quoted_name, replica_table
@@ -298,7 +298,7 @@ class Revision:
 def read_server(cursor: Any) -> ServerState:
     """Return the state of the server.
 
-    :param cursor: a cursor of ``raw_cursor``
+    :param cursor: a cursor of a ``Wire``
     """
     cursor.row_factory = class_row(ServerState)
     state: ServerState = cursor.execute(_SERVER).fetchone()

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import namedtuple_row
 
-from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
+from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
@@ -37,6 +37,7 @@ from tests.support.waist import (
     RunState,
     Statements,
     protocol_of,
+    raw_cursor,
     takeover_of,
 )
 

@@ -9,11 +9,10 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.waist import Claim, ClaimRequest, ReleaseRequest, protocol_of
+from tests.support.waist import Claim, ClaimRequest, ReleaseRequest, protocol_of, raw_cursor
 
 MAX_LOCK = 50.0
 

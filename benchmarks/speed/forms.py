@@ -9,14 +9,21 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.contenders import MAX_LOCK, Contender
 from benchmarks.speed.effort import Effort
 from benchmarks.speed.history import WithHistory
 from benchmarks.speed.report import Section, median, microseconds, table
 from benchmarks.speed.rounds import OPERATIONS, measure
-from tests.support.waist import IN_TIME, ClaimAnswer, ClaimRequest, Claims, ReleaseRequest, Releases
+from tests.support.waist import (
+    IN_TIME,
+    ClaimAnswer,
+    ClaimRequest,
+    Claims,
+    ReleaseRequest,
+    Releases,
+    raw_cursor,
+)
 
 MOST = 1.1
 

@@ -12,7 +12,6 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs.otel import OpenTelemetryRun
 from apscheduler_tasklock._runs.submission import Submission
@@ -33,6 +32,7 @@ from tests.support.waist import (
     Refusal,
     ReleaseRequest,
     protocol_of,
+    raw_cursor,
 )
 
 # Runs before the first that is measured, so that it overwrites the oldest entry of its task.

@@ -11,12 +11,18 @@ import psycopg
 from psycopg.rows import class_row
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, table
-from tests.support.waist import HISTORY, Claim, ClaimRequest, ReleaseRequest, protocol_of
+from tests.support.waist import (
+    HISTORY,
+    Claim,
+    ClaimRequest,
+    ReleaseRequest,
+    protocol_of,
+    raw_cursor,
+)
 
 TASKS = 100
 WORKERS = 4

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta, timezone
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.job_rows import JobRows
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -26,6 +25,7 @@ from benchmarks.speed.store_replica import (
     make_scheduler,
     store_replicas,
 )
+from tests.support.waist import raw_cursor
 
 REPLICAS = 3
 JOBS = 10_000

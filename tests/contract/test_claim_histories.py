@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -55,6 +54,7 @@ from tests.support.waist import (
     RerunRequest,
     Reruns,
     Rows,
+    raw_cursor,
     takeover_of,
 )
 

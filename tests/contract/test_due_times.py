@@ -15,14 +15,13 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskState
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
 from tests.contract.conftest import database_now, row
-from tests.support.waist import ReadTimes, Replica
+from tests.support.waist import ReadTimes, Replica, raw_cursor
 
 # Its states are read as operators read them, by SQL.
 pytestmark = pytest.mark.postgresql

@@ -9,13 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus
 from tests.contract.conftest import database_now, row
-from tests.support.waist import Lead, Memory, Replica, Resign, RunState
+from tests.support.waist import Lead, Memory, Replica, Resign, RunState, raw_cursor
 
 Travel = Callable[[float], None]
 

@@ -9,13 +9,12 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import row
-from tests.support.waist import ClaimAnswer, Replica
+from tests.support.waist import ClaimAnswer, Replica, raw_cursor
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql

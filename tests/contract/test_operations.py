@@ -12,14 +12,21 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockStateError, TaskState, TaskStatus
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Freed, Pause, ReplicaState, RunningRun
 from tests.contract.conftest import database_now, row
 from tests.support.rows import resumed, tasks_of
-from tests.support.waist import ReleaseRequest, Replica, Retire, RunOutcome, Stop, like_of
+from tests.support.waist import (
+    ReleaseRequest,
+    Replica,
+    Retire,
+    RunOutcome,
+    Stop,
+    like_of,
+    raw_cursor,
+)
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql

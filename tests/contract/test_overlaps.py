@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,7 +24,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock._database.connection import connector, raw_cursor
+from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
@@ -44,7 +44,7 @@ from tests.contract.overlapping import (
 )
 from tests.support.postgres import Server
 from tests.support.rows import add_task
-from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer, with_late_takeovers
+from tests.support.waist import LOCK_TIMEOUT, ClaimAnswer, Wire, raw_cursor, with_late_takeovers
 
 pytestmark = [
     pytest.mark.postgresql,
@@ -119,11 +119,8 @@ class Asking:
     def send_in(self, session: Session) -> None:
         """Send it as the thread of the database does."""
         session.open(Deadline(None))
-        try:
-            with session.cursor(Deadline(None)) as cursor:
-                self.send(cursor)
-        except RowLockedError:
-            pass  # it is sent again
+        with suppress(RowLockedError):  # it is sent again
+            session.run(self.send, Deadline(None))
 
 
 @dataclass(frozen=True)
@@ -172,15 +169,17 @@ class Stage:
                 database = sql.Identifier(owner.info.dbname)
                 owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
 
-        def connect() -> psycopg.Connection[Any]:
-            opened = connector(make_url(url), ATTEMPT, "overlaps", None)()
-            return closing.enter_context(opened)
+        connect_wire = connector(make_url(url), ATTEMPT, "overlaps", None)
 
-        def connect_later(which: int, _first: int) -> psycopg.Connection[Any]:
-            connection = connect()
-            connection.execute(f"SET travel.now = '{LATER}'")
-            self._pids[which] = connection.info.backend_pid
-            return connection
+        def connect() -> psycopg.Connection[Any]:
+            return closing.enter_context(connect_wire(0).connection)
+
+        def connect_later(which: int, _first: int) -> Wire:
+            wire = connect_wire(0)
+            closing.callback(wire.close)
+            wire.script(f"SET travel.now = '{LATER}'")
+            self._pids[which] = wire.connection.info.backend_pid
+            return wire
 
         self._pids: dict[int, int] = {}
         self.sessions = [Session(partial(connect_later, which), ATTEMPT) for which in range(2)]

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockStateError, TaskState
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Pause, PauseChange
@@ -27,6 +26,7 @@ from tests.support.waist import (
     Registration,
     Registrations,
     Replica,
+    raw_cursor,
 )
 
 # Operators ask by SQL.

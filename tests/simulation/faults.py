@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock._database.connection import NoAnswerError
 from apscheduler_tasklock._database.timings import Timings
 from tests.simulation.world import Process, World
+from tests.support.waist import NoAnswerError
 
 CLAIM_TIMEOUT = 10.0
 # The seconds of a pause of a process.

@@ -19,7 +19,6 @@ from apscheduler_tasklock._database import (
     deadline,
     outage,
     rejections,
-    session,
     thread,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -73,18 +72,41 @@ class Connection:
     def __init__(self) -> None:
         status = psycopg.pq.TransactionStatus.IDLE
         self.info = SimpleNamespace(transaction_status=status)
-        self.prepare_threshold: int | None = None
-        self.limit: Callable[[], float] = lambda: inf  # limit of the wait for an answer, in seconds
 
     def close(self) -> None:
         pass
 
 
+class Wire:
+    """Stands in for the wire of a simulated connection."""
+
+    is_direct = False
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._seconds, self._deadline = 0.0, Deadline(None)
+
+    def ended(self) -> str | None:
+        return self.connection.ended_by
+
+    def close(self) -> None:
+        pass
+
+    def limit(self, seconds: float, deadline: Deadline) -> None:
+        self._seconds, self._deadline = seconds, deadline
+
+    def cursor(self) -> Cursor:
+        return Cursor(self._seconds, self._deadline)
+
+
 class Cursor(NoCursor):
     """A cursor with the limit of the wait for its answers."""
 
-    def __init__(self, limit: Callable[[], float]) -> None:
-        self.limit = limit
+    def __init__(self, seconds: float, deadline: Deadline) -> None:
+        self._seconds, self._deadline = seconds, deadline
+
+    def limit(self) -> float:
+        return max(0.0, min(self._seconds, self._deadline.seconds_left))
 
 
 def _no_connection(_first: int) -> Any:
@@ -105,17 +127,13 @@ class SimulatedSession(Session):
             self._world.sleep(0.01)
             raise psycopg.OperationalError("connection refused")
         connection = self._process.connection = Connection()
-        return connection
+        return Wire(connection)
 
     def prove(self, deadline: Deadline, seconds: float) -> None:
-        with self.cursor(deadline, seconds) as cursor:
+        def send(cursor: Any) -> None:
             self._database.step(self._process, "probe", "probe", lambda: None, cursor.limit())
 
-
-@contextmanager
-def _bounded(connection: Connection, seconds: float, deadline: Deadline) -> Iterator[None]:
-    connection.limit = lambda: max(0.0, min(seconds, deadline.seconds_left))
-    yield
+        self.run(send, deadline, seconds)
 
 
 class SimulatedThread(DatabaseThread):
@@ -218,9 +236,6 @@ def simulating() -> Iterator[None]:
                 (locks, "jittered", CLOCK.jittered),
                 (replica, "DatabaseThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
-                (session, "bounded_waits", _bounded),
-                (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
-                (session, "ended_by", lambda connection: connection.ended_by),
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),
                 (client, "flush_application", lambda _until: None),

@@ -18,12 +18,21 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import psycopg
+from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.connection import connector
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.wire import (
+    NoAnswerError,
+    Wire,
+    class_row,
+    dict_row,
+    wait_for,
+)
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.always_granted import Unlocked
@@ -152,6 +161,7 @@ __all__ = [
     "MissNote",
     "MissNotes",
     "MissedTimes",
+    "NoAnswerError",
     "OnTheWay",
     "Parameters",
     "Pauser",
@@ -190,8 +200,11 @@ __all__ = [
     "Unsent",
     "WatchedRows",
     "WindowAfter",
+    "Wire",
     "attempt",
     "believing",
+    "class_row",
+    "dict_row",
     "end_of",
     "entries_in_words",
     "fate_of",
@@ -201,12 +214,14 @@ __all__ = [
     "intercept_claims",
     "is_takeover",
     "lane_in_words",
+    "limit",
     "manual_run_of",
     "met",
     "of_each_application",
     "open_runs",
     "printable",
     "protocol_of",
+    "raw_cursor",
     "replica_headline",
     "reset_of",
     "retry_of",
@@ -221,6 +236,8 @@ __all__ = [
     "takeover_of",
     "tasks_of_one",
     "text_of",
+    "wait_for",
+    "wire_to",
     "with_findings",
     "with_late_takeovers",
 ]
@@ -460,6 +477,26 @@ class Replica(Statements):
 
     def prune(self, age: float) -> int:
         return self.ask(Prune(age))
+
+
+def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
+    """Return a cursor as the library's, on a connection."""
+    return Wire(connection).cursor()
+
+
+def wire_to(url: str, seconds: float) -> Wire:
+    """Return the wire of a new connection.
+
+    :param seconds: limits the wait for each answer
+    """
+    wire = connector(make_url(url), seconds, "a wire", None)(0)
+    limit(wire, seconds)
+    return wire
+
+
+def limit(wire: Wire, seconds: float) -> None:
+    """Limit the wait for each answer from now on."""
+    wire.limit(seconds, Deadline(None))
 
 
 def statements_of(name: str, connection: Any) -> Replica:

@@ -94,7 +94,7 @@ class Statement:
         return {row[key]: make(pick(row) + self._defaults) for row in rows}
 
     def _read_columns(self, cursor: Any) -> None:
-        self._columns = [column.name for column in cursor.description]
+        self._columns = cursor.columns
         fields = [name for name in self.answers._fields if name in self._columns]
         self._pick = itemgetter(*map(self._columns.index, fields))
         # Fields without a column come last, and have defaults.

@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from psycopg import Cursor
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._words.stories import story_of
 from apscheduler_tasklock.dashboard.screens import BAD_OUTCOMES
@@ -19,7 +18,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ORDERS, Lane, TaskState
 from tests.support import rows
 from tests.support.pages import Known
-from tests.support.waist import WatchedRows, with_findings
+from tests.support.waist import WatchedRows, raw_cursor, with_findings
 
 Connection = psycopg.Connection[Any]
 

@@ -10,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import JobState
@@ -34,6 +33,7 @@ from tests.support.rows import (
     run_read,
     task_status,
 )
+from tests.support.waist import raw_cursor
 
 Connection = psycopg.Connection[Any]
 

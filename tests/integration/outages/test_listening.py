@@ -17,7 +17,6 @@ from sqlalchemy.pool import NullPool
 from apscheduler_tasklock import TaskLockError
 from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database import thread as module
-from apscheduler_tasklock._database.connection import wait_for_input
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Call
@@ -28,6 +27,7 @@ from apscheduler_tasklock._shutdown import Closing
 from tests.support.exchanges import Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, as_a_pooler
+from tests.support.waist import wait_for
 
 pytestmark = pytest.mark.direct("a pooler tells nobody")
 
@@ -147,7 +147,7 @@ def test_what_is_notified_during_a_statement_is_heard_after_it(
 
     def ask(cursor: Any) -> None:
         notify(connection)
-        assert wait_for_input([cursor.connection.fileno()], 60.0)
+        assert wait_for([cursor.connection.fileno()], 60.0)
         cursor.execute("SELECT 1").fetchone()
         in_statement.append(heard.count)
 
@@ -165,9 +165,9 @@ def test_what_has_come_with_an_answer_is_heard_though_nothing_more_comes(
 
     def ask(cursor: Any) -> None:
         notify(connection)
-        assert wait_for_input([cursor.connection.fileno()], 60.0)
+        assert wait_for([cursor.connection.fileno()], 60.0)
         cursor.connection.pgconn.consume_input()
-        assert not wait_for_input([cursor.connection.fileno()], 0.0)
+        assert not wait_for([cursor.connection.fileno()], 0.0)
 
     heard.setup.ask(Call(ask))
     eventually(lambda: heard.count > before)

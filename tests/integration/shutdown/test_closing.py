@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock import TaskLockDatabaseError
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
@@ -102,27 +101,6 @@ def test_an_answer_on_an_applications_connection_is_not_waited_for_for_ever(
     assert gave_up(pool.submit(locks.claim, ClaimRequest("task", 0, 60)))
     gate.open()
     locks.close()
-
-
-@pytest.mark.parametrize("statement", ["SELECT 1", "SELECT 1 / 0"])
-def test_an_applications_connection_is_as_it_was_after_its_use(
-    make_setup: MakeSetup, engine: Engine, statement: str
-) -> None:
-    with engine.connect() as connection:
-        used = connection.connection.driver_connection
-    before = dict(vars(used))
-
-    def ask(cursor: Any) -> None:
-        assert cursor.connection is used
-        assert vars(used).keys() > before.keys()
-        cursor.execute(statement)
-
-    with suppress(TaskLockError):
-        make_setup(engine).ask(Call(ask))
-    assert vars(used).keys() == before.keys()
-    if not used.closed:
-        assert used.autocommit is False
-        assert used.prepare_threshold == 5
 
 
 def test_what_interrupts_a_wait_for_a_connection_leaves_none_behind() -> None:

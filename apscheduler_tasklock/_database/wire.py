@@ -1,0 +1,486 @@
+"""The wire: statements on one connection, sent by libpq's own calls, and the limits of their waits.
+
+psycopg's cursors are not used. What they do for each statement takes longer than the rest of a
+claim, and their waits have no limits: TCP's own limits end a wait when the network path is dead,
+but not when the server process is suspended or waits for a lock, or when a proxy swallows the
+answer. A ``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
+transaction mode gives to the next client.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from math import inf
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
+
+from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
+from apscheduler_tasklock._database.sqlstates import UNCONFIRMED, UnconfirmedError
+from apscheduler_tasklock._shutdown import CANCEL_LIMIT
+
+Row = TypeVar("Row")
+
+# Limits the wait for an answer, in seconds, where nothing else does.
+DEFAULT_ANSWER = 10.0
+# Limits the wait, in seconds, for each of the two answers after a statement was cancelled: the
+# confirmation of the cancel, and the answer to the query that asks which session locks a table.
+ASKING_LIMIT = 0.2
+# The function of PostgreSQL that ends a wait for a synchronous standby before the standby has
+# confirmed the commit, and gives a warning. Its text is translated.
+_GIVES_UP_WAITING = "SyncRepWaitForLSN"
+# Limits how often an idle connection is read to find out whether its other side has ended it.
+_MOST_READS = 10
+# Limits the statements that a connection prepares. Each stays in the server's memory, and values of
+# other types, such as a NULL, make another one.
+_MOST_PREPARED = 300
+
+_ERROR: Final = int(ExecStatus.FATAL_ERROR)
+_ROWS: Final = int(ExecStatus.TUPLES_OK)
+# The names of prepared statements are not psycopg's, because a listener of an application's engine
+# may use the same connection, by psycopg. Each name is given once, also for several wires.
+_numbers = count()
+
+
+class NoAnswerError(psycopg.OperationalError):
+    """The server did not answer in time."""
+
+
+# Makes a row from its values, for the names of the columns.
+RowFactory = Callable[[Sequence[str]], Callable[[Sequence[Any]], Any]]
+
+
+def tuple_row(_names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+    """Let rows be tuples."""
+    return tuple
+
+
+def dict_row(names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+    """Let rows be dictionaries, by the columns' names."""
+    return lambda row: dict(zip(names, row, strict=True))
+
+
+def class_row(made: Callable[..., Row]) -> RowFactory:
+    """Let rows be objects of a class, whose parameters have the columns' names."""
+    return lambda names: lambda row: made(**dict(zip(names, row, strict=True)))
+
+
+class Wire:
+    """Sends statements on a connection, and reads their answers.
+
+    Each statement is a transaction of its own, also if psycopg would begin one.
+
+    :param connection: the connection
+    :param seconds: limits the wait for each answer
+    :param deadline: ends the waits sooner
+    :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
+        is prepared through a pooler: some poolers do not know prepared statements, and let several
+        clients use one server connection. All replicas give their prepared statements the same
+        names, so one could run a statement that another one has prepared, without an error.
+    """
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        seconds: float = DEFAULT_ANSWER,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self.connection = connection
+        self.is_direct = False
+        self._pgconn = connection.pgconn
+        self._transformer = Transformer(connection)
+        self._seconds = seconds
+        self._deadline = deadline or Deadline(None)
+        self._begun = 0.0  # when the statement was begun, on the monotonic clock
+        self._over_at = inf  # when it was seen that the wait for its answer is over
+        self._is_unconfirmed = False
+        self._last_words: str | None = None  # the SQLSTATE with which the server has ended
+        # The names of prepared statements, by their texts and the types of their values. An empty
+        # name is that of a statement that was sent once.
+        self._prepared: dict[tuple[bytes, object], bytes] = {}
+        connection.add_notice_handler(self._hear)
+
+    def limit(self, seconds: float, deadline: Deadline) -> None:
+        """Set the limits of the waits from now on, as in the constructor."""
+        self._seconds, self._deadline = seconds, deadline
+
+    def cursor(self) -> Cursor:
+        """Return a cursor."""
+        return Cursor(self)
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of texts, as Python names it."""
+        return self.connection.info.encoding
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no transaction is open, and no answer is to be read."""
+        return self._pgconn.transaction_status == TransactionStatus.IDLE
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the last statement was not answered, not even after it was cancelled."""
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    def send(self, query: bytes | str, parameters: Sequence[object]) -> PGresult:
+        """Send a statement, and return its result.
+
+        :raises psycopg.Error: the statement failed
+        :raises NoAnswerError: the answer did not come in time
+        :raises UnconfirmedError: the server has committed, without a synchronous standby
+        """
+        transformer, pgconn = self._transformer, self._pgconn
+        if isinstance(query, str):
+            query = query.encode(self.encoding)
+        values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
+        types, formats = transformer.types, transformer.formats
+        self._begin()
+        name = b""
+        if self.is_direct:
+            name = self._name((query, types), query, types)
+        if name:
+            pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+        else:
+            pgconn.send_query_params(query, values, types, formats, Format.BINARY)
+        return self._answered()[-1]
+
+    def script(self, text: str) -> None:
+        """Send statements without values, together. They are one transaction, or parts of one.
+
+        :raises psycopg.Error: a statement failed
+        :raises NoAnswerError: the answer did not come in time
+        :raises UnconfirmedError: the server has committed, without a synchronous standby
+        """
+        self._begin()
+        self._pgconn.send_query(text.encode(self.encoding))
+        self._answered()
+
+    def together(
+        self, statements: Sequence[tuple[bytes | str, Sequence[object]]]
+    ) -> list[PGresult]:
+        """Send several statements at once. After one that fails, none is executed.
+
+        :return: their results
+        :raises psycopg.Error: one of them failed
+        :raises NoAnswerError: the answers did not come in time
+        :raises UnconfirmedError: the server has committed, without a synchronous standby
+        """
+        if not psycopg.Pipeline.is_supported():  # libpq before version 14
+            return [self.send(query, parameters) for query, parameters in statements]
+        transformer, pgconn = self._transformer, self._pgconn
+        self._begin()
+        pgconn.enter_pipeline_mode()
+        try:
+            for query, parameters in statements:
+                text = query.encode(self.encoding) if isinstance(query, str) else query
+                values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
+                types, formats = transformer.types, transformer.formats
+                pgconn.send_query_params(text, values, types, formats, Format.BINARY)
+            pgconn.pipeline_sync()
+            return self._answered(len(statements) + 1)[:-1]
+        finally:
+            with suppress(psycopg.Error):  # answers are left, so the connection cannot be used
+                pgconn.exit_pipeline_mode()
+
+    @contextmanager
+    def transaction(self, *, undone: bool = False) -> Iterator[None]:
+        """Open a transaction, or a part of one that is open already.
+
+        :param undone: whether what was done in the context is rolled back in any case
+        """
+        begin, end, undo = "BEGIN", "COMMIT", "ROLLBACK"
+        if not self.is_idle:
+            begin, end = "SAVEPOINT tasklock", "RELEASE SAVEPOINT tasklock"
+            undo = f"ROLLBACK TO SAVEPOINT tasklock; {end}"
+        self.script(begin)
+        try:
+            yield
+        except BaseException:
+            with suppress(psycopg.Error, UnconfirmedError):  # the first error counts
+                self.undo(undo)
+            raise
+        if undone:
+            self.undo(undo)
+        else:
+            self.script(end)
+
+    def undo(self, text: str = "ROLLBACK") -> None:
+        """Roll back the open transaction, if there is one and all of it was answered."""
+        status = self._pgconn.transaction_status
+        if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+            self.script(text)
+
+    def _name(self, key: tuple[bytes, object], query: bytes, types: Any) -> bytes:
+        """Return the name of a prepared statement; empty: it is not prepared.
+
+        A statement is prepared when it is sent for the second time. Preparing at the first time
+        would cost a second round trip, also for a statement that is sent only once. Preparing later
+        would slow bursts down: in a burst a replica sends about ten statements of each kind,
+        PostgreSQL parses an unprepared statement each time, and parsing takes twice as long as
+        everything else.
+        """
+        name = self._prepared.get(key)
+        if name is None and len(self._prepared) < _MOST_PREPARED:
+            self._prepared[key] = b""
+        elif name == b"":
+            name = f"tasklock_{next(_numbers)}".encode()
+            self._pgconn.send_prepare(name, query, types)
+            self._answered()
+            self._prepared[key] = name
+        return name or b""
+
+    def _begin(self) -> None:
+        self._begun, self._over_at = time.monotonic(), inf
+        self._is_unconfirmed = False
+
+    def _answered(self, most: int = 1) -> list[PGresult]:
+        """Return the results of what was sent, or raise the first error among them.
+
+        :param most: how many results there are, in pipeline mode
+        """
+        try:
+            results = self._read(most)
+        except NoAnswerError:
+            self._cancel()
+            if self._is_unconfirmed:
+                raise UnconfirmedError(UNCONFIRMED) from None
+            raise
+        if self._is_unconfirmed:
+            raise UnconfirmedError(UNCONFIRMED)
+        for result in results:
+            if result.status == _ERROR:
+                raise error_from_result(result, self.encoding)
+        return results
+
+    def _read(self, most: int) -> list[PGresult]:
+        """Send what libpq has not sent yet, and return all results."""
+        pgconn = self._pgconn
+        while pgconn.flush():
+            self._wait(writes=True)
+            # As libpq's manual has it. The server may wait until its own answer is read.
+            pgconn.consume_input()
+        results: list[PGresult] = []
+        last: object = pgconn
+        try:
+            while True:
+                while pgconn.is_busy():
+                    self._wait()
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is not None:
+                    results.append(result)
+                # In pipeline mode, the results of each statement are followed by None.
+                if len(results) == most > 1 or (result is None and (most == 1 or last is None)):
+                    return results
+                last = result
+        except psycopg.DatabaseError:
+            # The connection may have ended after the server has said why.
+            if not any(result.status == _ERROR for result in results):
+                raise
+            return results
+
+    def _wait(self, *, writes: bool = False) -> None:
+        """Wait until the socket can be read, or written to.
+
+        :raises NoAnswerError: the limits are over
+        """
+        while True:
+            now = time.monotonic()
+            left = min(self._begun + self._seconds - now, self._deadline.seconds_left)
+            # The deadline may move closer while this waits.
+            seconds = max(0.0, min(left, WAKE_INTERVAL))
+            is_ready = wait_for([self._pgconn.socket], seconds, writes=writes)
+            if left <= 0:
+                # If an answer has come already, read it: it may have come in time, while this
+                # process was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
+                self._over_at = min(self._over_at, now)
+                if not is_ready or now > self._over_at + CANCEL_LIMIT:
+                    waited = now - self._begun
+                    raise NoAnswerError(f"no answer from the server within {waited:.1f} sec")
+            if is_ready:
+                return
+
+    def _cancel(self) -> None:
+        """Cancel the statement, so that the server does not carry it out when nobody waits for it.
+
+        An old libpq cannot limit the time of a cancel request, so with an old libpq the connection
+        is only closed.
+        """
+        if not psycopg.capabilities.has_cancel_safe():
+            return
+        with suppress(psycopg.Error):
+            self.connection.cancel_safe(timeout=CANCEL_LIMIT)
+            # Read the server's answer, so that `locking_session` can send its query. The answer may
+            # also be that the commit was not confirmed.
+            if self._deadline.seconds_left > 0:
+                self._read_soon()
+
+    def _read_soon(self) -> list[PGresult]:
+        """Return the results that come in ASKING_LIMIT; none if they do not all come then."""
+        limits = self._seconds, self._deadline
+        self._begin_again(ASKING_LIMIT)
+        try:
+            return self._read(1)
+        except NoAnswerError:
+            return []
+        finally:
+            self._seconds, self._deadline = limits
+
+    def _begin_again(self, seconds: float) -> None:
+        self._begun, self._over_at = time.monotonic(), -inf
+        self.limit(seconds, Deadline(None))
+
+    def ask_soon(self, query: bytes) -> str | None:
+        """Return the text that a SELECT returns; ``None``: no row, or no answer in ASKING_LIMIT."""
+        if not self.is_idle:
+            return None  # the statement before has not been answered
+        with suppress(psycopg.Error):
+            self._pgconn.send_query(query)
+            for result in self._read_soon():
+                if result.ntuples:
+                    value = result.get_value(0, 0)
+                    return None if value is None else bytes(value).decode(errors="replace")
+        return None
+
+    def ended(self) -> str | None:
+        """Return why the other side has ended the idle connection. Sends nothing.
+
+        The other side is a proxy, or a server that was restarted or has an
+        ``idle_session_timeout``.
+
+        :return: the SQLSTATE of PostgreSQL's last message, or ``""`` without such a message;
+            ``None`` for a connection that has not ended
+        """
+        self._last_words = None
+        try:
+            for _ in range(_MOST_READS):  # notices may come before the last message
+                if not wait_for([self._pgconn.socket], 0):
+                    return None
+                # libpq treats the server's last message as a notice, because no statement is under
+                # way.
+                self._pgconn.consume_input()
+                self._pgconn.is_busy()
+                if self._last_words is not None:  # the socket is closed a moment later
+                    return self._last_words
+        except (psycopg.Error, OSError, ValueError):
+            return ""
+        return None
+
+    def heard(self) -> bool:
+        """Return whether a notification has come, also one that came with an answer."""
+        heard = False
+        while self._pgconn.notifies() is not None:
+            heard = True
+        return heard
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def _hear(self, said: psycopg.errors.Diagnostic) -> None:
+        """Note that a commit was not confirmed by a synchronous standby, or why the server ends."""
+        if said.source_function == _GIVES_UP_WAITING:
+            self._is_unconfirmed = True
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            self._last_words = said.sqlstate or ""
+
+    def names(self, result: PGresult) -> list[str]:
+        """Return the names of a result's columns."""
+        return [(result.fname(n) or b"").decode(self.encoding) for n in range(result.nfields)]
+
+    def rows(self, result: PGresult, first: int, last: int, factory: RowFactory) -> list[Any]:
+        """Return rows of a result.
+
+        :param first: the place of the first one
+        :param last: the place after the last one
+        """
+        self._transformer.set_pgresult(result)
+        make = tuple if factory is tuple_row else factory(self.names(result))
+        return self._transformer.load_rows(first, last, make)
+
+
+class Cursor:
+    """Sends statements on a wire, and has the rows of the last one.
+
+    Placeholders are numbered. Times come in binary form, because that form is the same under each
+    ``DateStyle``.
+
+    :ivar row_factory: how rows are made
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.row_factory: RowFactory = tuple_row
+        self._result: PGresult | None = None
+        self._next = 0  # the row that `fetchone` returns next
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection."""
+        return self.wire.connection
+
+    def execute(self, query: bytes | str, parameters: Sequence[object] = ()) -> Cursor:
+        """Send a statement, and return this cursor. See :meth:`Wire.send` for what is raised."""
+        self._result = None
+        self.read(self.wire.send(query, parameters))
+        return self
+
+    def read(self, result: PGresult) -> None:
+        """Read this result's rows from now on."""
+        self._result, self._next = result, 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        assert self._result is not None
+        return self.wire.names(self._result)
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows were returned, or changed."""
+        assert self._result is not None
+        result = self._result
+        return result.ntuples if result.status == _ROWS else result.command_tuples or 0
+
+    def fetchone(self) -> Any:
+        """Return the next row; ``None``: there is none."""
+        rows = self._fetch(self._next + 1)
+        return rows[0] if rows else None
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows that are left."""
+        return self._fetch(None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+    def _fetch(self, last: int | None) -> list[Any]:
+        assert self._result is not None
+        count = self._result.ntuples
+        first, self._next = self._next, count if last is None else min(last, count)
+        return self.wire.rows(self._result, first, self._next, self.row_factory)
+
+
+def wait_for(sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
+    """Wait until one of the sockets can be read; return whether one can.
+
+    :param seconds: limits the wait; ``inf``: no limit
+    :param writes: whether to wait also until one can be written to
+    """
+    limit = None if seconds == inf else seconds
+    if not hasattr(select, "poll"):  # Windows
+        return any(select.select(sockets, sockets if writes else [], [], limit))
+    # Use `poll`, and not a selector, because a selector takes four times as long.
+    poll = select.poll()
+    for socket in sockets:
+        poll.register(socket, select.POLLIN | (select.POLLOUT if writes else 0))
+    return bool(poll.poll(None if limit is None else limit * 1000))
