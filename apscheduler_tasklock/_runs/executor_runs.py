@@ -46,11 +46,11 @@ from apscheduler_tasklock._runs.adapter import (
     worker_count,
 )
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
-from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
+from apscheduler_tasklock._runs.jobs_thread import DrivenQueue, JobsThread
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, WhyKept
 from apscheduler_tasklock._runs.leadership import Following, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
@@ -152,7 +152,7 @@ class _Work:
     :ivar attempt: claims and releases the run, and reports it
     :ivar locks: the replica's client, which sends the claim
     :ivar context: the context variables of the thread that submitted the run
-    :ivar line: the queue of the run
+    :ivar queue: the queue of the run
     :ivar claim: the claim; ``None``: no claim was made yet
     :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
         kept
@@ -179,7 +179,7 @@ class _Work:
     attempt: RunAttempt
     locks: LockClient
     context: Context
-    line: Line
+    queue: DrivenQueue
     claim: AnyAttempt | None = None
     kept_because: Refusal | None = None
     as_follower: Following | None = None
@@ -280,9 +280,9 @@ class ExecutorRuns:
             raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
         context = copy_context()
         submission = self._only_locked_if_follower(submission)
-        line = self._coroutines if submission.awaited else self._functions
+        queue = self._coroutines if submission.awaited else self._functions
         runs = [
-            _run_of(submission, _Work(submission, attempt, locks, context.copy(), line))
+            _run_of(submission, _Work(submission, attempt, locks, context.copy(), queue))
             for attempt in _attempts(submission, locks, notifier)
         ]
         for run, following in pairwise(runs):
@@ -294,9 +294,9 @@ class ExecutorRuns:
             for run in runs:
                 run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
-            line.call(partial(self._follow, runs[0]))
+            queue.call(partial(self._follow, runs[0]))
         else:
-            line.came(runs[0])
+            queue.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
 
@@ -357,8 +357,8 @@ class ExecutorRuns:
         :param closes: whether :meth:`submit` rejects further submissions
         """
         self._is_closed = closes
-        for line in (self._functions, self._coroutines):
-            line.call(partial(self._withdraw_given, line))
+        for queue in (self._functions, self._coroutines):
+            queue.call(partial(self._withdraw_given, queue))
         self._thread.stop(seconds)
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
@@ -366,37 +366,37 @@ class ExecutorRuns:
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
         first: _Work = ask.runs[0].work
-        locks, line = first.locks, first.line
+        locks, queue = first.locks, first.queue
         together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
             if run.work.locks is not locks or len(asked) == most:
-                line.answered(run, ClaimOutcome.BEYOND)
+                queue.answered(run, ClaimOutcome.BEYOND)
                 continue
             due = run.work.submission.due
             if due is not None and not due.reader.is_wanted(due):
                 # Skip the run, because its job store does not want it claimed any more.
                 if run.work.claim is not None:
                     locks.withdraw(run.work.claim)
-                line.answered(run, ClaimOutcome.REFUSED)
+                queue.answered(run, ClaimOutcome.REFUSED)
                 continue
             claim = _claim_of(run.work)
             if isinstance(claim, Exception):
-                line.call(partial(self._answered, [(run, claim)]))
+                queue.call(partial(self._answered, [(run, claim)]))
             else:
                 asked[claim] = run
 
         def report(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
             answers = [(asked[attempt], claimed) for attempt, claimed in decided]
-            line.call(partial(self._answered, answers))
+            queue.call(partial(self._answered, answers))
 
         claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
         for attempts in claims:
             locks.begin_claims(attempts, ask.most, report)
 
     def _answered(
-        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: StepInputs
+        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: QueueInputs
     ) -> None:
         for run, claimed in answers:
             due = run.work.submission.due
@@ -500,7 +500,7 @@ class ExecutorRuns:
         run.work.kept_because = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
-    def _follow(self, run: QueuedRun, inputs: StepInputs) -> None:
+    def _follow(self, run: QueuedRun, inputs: QueueInputs) -> None:
         """Keep a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.work
         assert self._parts.leadership is not None
@@ -524,7 +524,7 @@ class ExecutorRuns:
         left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                other.work.line.found(other, Outlook.DROPPED, 0.0)
+                other.work.queue.found(other, Outlook.DROPPED, 0.0)
                 if work.as_follower is not None and other.work.as_follower is not None:
                     work.as_follower.replace(other.work.as_follower)
         if run in left_out:
@@ -550,7 +550,7 @@ class ExecutorRuns:
         except BaseException:
             self._parts.kept.add(run, reason, partial(self._decide_kept, run, reason))
             raise
-        run.work.line.found(run, outlook, as_of)
+        run.work.queue.found(run, outlook, as_of)
 
     def _renew(self, runs: Sequence[QueuedRun]) -> bool:
         """Prepare kept runs of one submission for new claims, with their job as the job is now.
@@ -628,7 +628,7 @@ class ExecutorRuns:
                 self._not_given(run, error)
             return
         if not self._is_known:
-            work.line.begun(run)
+            work.queue.begun(run)
             self._parts.note_begun(work.submission)
 
     def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
@@ -654,7 +654,7 @@ class ExecutorRuns:
             work.attempt.report_not_begun()
         else:
             call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
-        work.line.failed(run)
+        work.queue.failed(run)
         self._note_over(run)
 
     def _move_on(self, run: QueuedRun, due: DueRun) -> None:
@@ -662,10 +662,10 @@ class ExecutorRuns:
         work: _Work = run.work
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
-            lambda future: work.line.call(partial(self._take_moved, run, future))
+            lambda future: work.queue.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: StepInputs) -> None:
+    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: QueueInputs) -> None:
         try:
             if future.result():
                 call_application(partial(self._parts.report_missed, run.work.submission))
@@ -819,7 +819,7 @@ class ExecutorRuns:
             ", ".join(named) or "nothing of this scheduler",
         )
 
-    def _withdraw_given(self, line: Line, inputs: StepInputs) -> None:
+    def _withdraw_given(self, queue: DrivenQueue, inputs: QueueInputs) -> None:
         """Withdraw the runs that have a lock and were given, unless a worker has begun them.
 
         Runs of an executor that is not APScheduler's are not withdrawn, because such an executor
@@ -827,7 +827,7 @@ class ExecutorRuns:
         """
         for run in list(self._given):
             work: _Work = run.work
-            if work.line is not line or work.attempt.held is None or not self._is_known:
+            if work.queue is not queue or work.attempt.held is None or not self._is_known:
                 continue
             if not run.token.take():
                 continue
@@ -879,7 +879,7 @@ class ExecutorRuns:
 
     def _may_begin(self, run: QueuedRun) -> bool:
         work: _Work = run.work
-        work.line.begun(run)
+        work.queue.begun(run)
         self._parts.note_begun(work.submission)
         attempt = work.attempt
         self._report_granted(run)
@@ -1007,7 +1007,7 @@ class ExecutorRuns:
                 now = time.monotonic()
                 self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
-            work.line.freed(run, work.took)
+            work.queue.freed(run, work.took)
 
 
 def _request_of(attempt: RunAttempt) -> ClaimRequest:

@@ -18,7 +18,7 @@ from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
 from apscheduler_tasklock._runs.kept_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
 from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, QueuedRun, RunKind, State
-from apscheduler_tasklock._runs.workers import Workers
+from apscheduler_tasklock._runs.workers import WorkerModel
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
 # are free. After a refusal, more are asked for, because other replicas claim the same runs, so that
@@ -39,7 +39,7 @@ PATIENCE = 0.1
 
 
 @dataclass
-class StepInputs:
+class QueueInputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
@@ -138,7 +138,7 @@ class RunQueue:
         self._unanswered = 0  # how many asks in a row had no answer
         self._full_reported_at = -inf
         self._stopped = False
-        self._workers = Workers()
+        self._workers = WorkerModel()
 
     @property
     def is_idle(self) -> bool:
@@ -151,7 +151,7 @@ class RunQueue:
         waiting = sum(run.state is State.WAITING for run in self._waiting)
         return max(0, self._workers.free - waiting - len(self._asked))
 
-    def step(self, now: float, inputs: StepInputs) -> ToDo:
+    def step(self, now: float, inputs: QueueInputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock

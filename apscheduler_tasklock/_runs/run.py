@@ -103,7 +103,7 @@ class QueuedRun:
     :ivar earliest: when the run before it in its submission would have been over if claims took no
         time
     :ivar goes_on: whether the run before it in its submission was run, so that this run gets the
-        virtual worker of that run; see ``Workers``
+        virtual worker of that run; see ``WorkerModel``
     :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
         are being claimed
     :ivar is_missed: whether the run is given only so that APScheduler reports it as missed

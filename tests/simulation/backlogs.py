@@ -21,7 +21,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, RunQueue, StepInputs, ToDo
+from apscheduler_tasklock._runs.queue import Ask, QueueInputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
@@ -350,7 +350,7 @@ class Fleet:
         self._step(replica, freed=[(run, 1.0)], found=kept)
 
     def _step(self, replica: Simulated, **inputs: Any) -> None:
-        step: ToDo = replica.queue.step(self._now, StepInputs(workers=WORKERS, **inputs))
+        step: ToDo = replica.queue.step(self._now, QueueInputs(workers=WORKERS, **inputs))
         replica.asks += step.asks
         for run in step.given:
             assert run.token.take()

@@ -19,7 +19,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -117,7 +117,7 @@ class JobsReplica(Replica):
         self._kept_runs = KeptRuns()
         self._releasing = 0
         self.thread = SimulatedJobsThread(self.world, process)
-        self.line = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
+        self.queue = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class JobsReplica(Replica):
         return run
 
     def _come(self, run: QueuedRun) -> None:
-        self.line.came(run)
+        self.queue.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -170,7 +170,7 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, "   stops")
         if closes:
             self._client.stop_claiming()
-        self.line.call(self._withdraw_given)
+        self.queue.call(self._withdraw_given)
         self.thread.begin_stop()
 
     @property
@@ -245,13 +245,13 @@ class JobsReplica(Replica):
         return work.claim
 
     def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
-        def take_in(inputs: StepInputs) -> None:
+        def take_in(inputs: QueueInputs) -> None:
             inputs.answered += [
                 (run, self._claim_outcome(run, claimed)) for run, claimed in answers
             ]
 
         if answers:
-            self.line.call(take_in)
+            self.queue.call(take_in)
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.work
@@ -322,7 +322,7 @@ class JobsReplica(Replica):
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.work)
-        self.line.failed(run)
+        self.queue.failed(run)
         self._end(run, "not taken")
 
     def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
@@ -337,7 +337,7 @@ class JobsReplica(Replica):
             self._client.withdraw(work.claim)
         self._end(run, "withdrawn")
 
-    def _withdraw_given(self, inputs: StepInputs) -> None:
+    def _withdraw_given(self, inputs: QueueInputs) -> None:
         for run in list(self._given):
             if run.work.held is None or not run.token.take():
                 continue
@@ -370,7 +370,7 @@ class JobsReplica(Replica):
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
-        self.line.begun(run)
+        self.queue.begun(run)
         took, how = 0.0, "missed"
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
@@ -378,7 +378,7 @@ class JobsReplica(Replica):
                 took = self._run_job(run)
         if self._given.pop(run, self) is None:
             self._end(run, how)
-            self.line.freed(run, took)
+            self.queue.freed(run, took)
 
     def _goes_on(self, work: Work, held: HeldLock) -> bool:
         self._story.database.step(self.process, f"begin {held.name}", "begin")
@@ -488,7 +488,7 @@ class JobsReplica(Replica):
         self._come(run)
 
     def _decide_kept(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
-        self.line.found(run, outlook, as_of)
+        self.queue.found(run, outlook, as_of)
 
     @property
     def _watched(self) -> Sequence[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import Following, Leadership
-from apscheduler_tasklock._runs.queue import StepInputs
+from apscheduler_tasklock._runs.queue import QueueInputs
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -119,7 +119,7 @@ class LeaderReplica(JobsReplica):
             return
         for each in run.backlog:
             self._ask_later(each.work)
-        self.line.call(
+        self.queue.call(
             partial(self._follow, run, Following(self.leadership, run, lambda: work.request))
         )
 
@@ -131,7 +131,7 @@ class LeaderReplica(JobsReplica):
         work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
         self._story.ledger.questions.append(work.question)
 
-    def _follow(self, run: QueuedRun, following: Following, inputs: StepInputs) -> None:
+    def _follow(self, run: QueuedRun, following: Following, inputs: QueueInputs) -> None:
         if self.stopped_at == inf:
             for other in self._kept_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))

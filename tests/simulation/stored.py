@@ -267,14 +267,14 @@ class StoredReplica(JobsReplica):
         if wanted:
             super().ask(Ask(wanted, ask.most))
         for run in unwanted:
-            self.line.answered(run, ClaimOutcome.REFUSED)
+            self.queue.answered(run, ClaimOutcome.REFUSED)
 
     @property
     def room(self) -> float:
-        return self.line.room
+        return self.queue.room
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
-        self.line.note_room = note_room
+        self.queue.note_room = note_room
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
         stored = self._rows.jobs[row.id]

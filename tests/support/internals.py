@@ -55,10 +55,10 @@ def executors_of(scheduler: Any) -> dict[str, Any]:
 
 def wait_until_decided(executor: Any) -> None:
     """Wait until the queue has decided on all submissions, and their claims are answered."""
-    line = executor._runs._functions
+    queue = executor._runs._functions
     for _ in range(2):  # a step reads all messages, and then decides
         is_taken_in = threading.Event()
-        line.call(lambda _inputs, event=is_taken_in: event.set())
+        queue.call(lambda _inputs, event=is_taken_in: event.set())
         assert is_taken_in.wait(60)
     assert executor.locks.claiming.wait(60)
 

@@ -18,8 +18,8 @@ from apscheduler_tasklock._runs.queue import (
     MOST_ASKED,
     PATIENCE,
     AllBusy,
+    QueueInputs,
     RunQueue,
-    StepInputs,
     ToDo,
 )
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
@@ -59,7 +59,7 @@ class Steps:
             self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
     def step(self, **inputs: Any) -> ToDo:
-        return self.queue.step(self.now, StepInputs(workers=self.workers, **inputs))
+        return self.queue.step(self.now, QueueInputs(workers=self.workers, **inputs))
 
     def answer(self, step: ToDo, outcome: Callable[[QueuedRun], ClaimOutcome]) -> ToDo:
         answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
@@ -677,17 +677,17 @@ class Day:
     def live(self) -> None:
         queue = RunQueue(lambda pause: pause)
         # What happens when: the number breaks ties, in the order in which it was planned.
-        planned: list[tuple[float, int, StepInputs]] = []
+        planned: list[tuple[float, int, QueueInputs]] = []
         count = 0
 
-        def plan(at: float, inputs: StepInputs) -> None:
+        def plan(at: float, inputs: QueueInputs) -> None:
             nonlocal count
             count += 1
             heapq.heappush(planned, (at, count, inputs))
 
         for number, job in enumerate(self.jobs):
             run = run_of(f"job {number}", job.came, grace=job.grace, work=number)
-            plan(job.came, StepInputs(came=[run]))
+            plan(job.came, QueueInputs(came=[run]))
         while planned:
             now, _count, inputs = heapq.heappop(planned)
             step = queue.step(now, replace(inputs, workers=self.workers))
@@ -698,14 +698,14 @@ class Day:
                 answers = [
                     (run, GRANTED if run in some else ClaimOutcome.BEYOND) for run in ask.runs
                 ]
-                plan(now + self.delay, StepInputs(answered=answers))
+                plan(now + self.delay, QueueInputs(answered=answers))
             for run in step.given:
                 took = 0.0 if run.is_missed else self.jobs[run.work].takes
                 (self.missed.add if run.is_missed else self.ran.append)(run.work)
-                plan(now, StepInputs(begun=[run]))
-                plan(now + took, StepInputs(freed=[(run, took)]))
+                plan(now, QueueInputs(begun=[run]))
+                plan(now + took, QueueInputs(freed=[(run, took)]))
             if step.wakes_at < inf:
-                plan(step.wakes_at, StepInputs())
+                plan(step.wakes_at, QueueInputs())
         assert queue.is_idle
         assert sorted([*self.missed, *self.ran]) == list(range(len(self.jobs)))
 
