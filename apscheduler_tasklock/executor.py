@@ -63,11 +63,11 @@ from apscheduler_tasklock._runs.adapter import (
 )
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.claim_request import request_of
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.job_notices import JobNotices
-from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.manual_runs import ManualRuns
@@ -313,7 +313,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._missed.note_rescheduled,
             self._jobs.forget,
         )
-        self._kept = KeptRuns()
+        self._deferred = DeferredRuns()
         self._leadership = self._make_leadership(locks)
         self._presence = Presence(
             locks,
@@ -326,7 +326,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             locks,
             self._known,
             self._jobs,
-            self._kept,
+            self._deferred,
             self._registrar,
             lambda: self._adapter.state,
             self._poll_interval,
@@ -381,7 +381,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             coroutines=self._coroutines,
             wrap_function=self._wrap,
             note_begun=self._note_begun,
-            kept=self._kept,
+            deferred=self._deferred,
             leadership=self._leadership,
             note_unfinished=self._watch.note_unfinished,
             wake_look=self._watch.looks.wake,
@@ -860,8 +860,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _count_active(self, submission: Submission) -> None:
         """Count a submission as active, and as an instance of its job, unless it is counted.
 
-        While its run is kept, a submission is not counted. So the submission is counted again when
-        the run is given to the wrapped executor.
+        While its run is deferred, a submission is not counted. So the submission is counted again
+        when the run is given to the wrapped executor.
         """
         with self._lock:
             if submission.claim_ids[0] not in self._active:

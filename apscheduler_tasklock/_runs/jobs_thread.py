@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
-from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
@@ -57,7 +57,7 @@ class Carrier(Protocol):
         """End a run that has not begun, and hand over its window if it was granted."""
 
     def wake_look(self) -> None:
-        """Bring the next look at the tasks' rows forward, so that kept runs are decided on."""
+        """Bring the next look at the tasks' rows forward, so that deferred runs are decided on."""
 
     def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
@@ -128,7 +128,7 @@ class DrivenQueue:
         self.thread.post(self, lambda inputs: inputs.failed.append(run))
 
     def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
-        """Tell the queue the outlook of a kept run, found by a look that began at ``as_of``."""
+        """Tell the queue the outlook of a deferred run, found by a look that began at ``as_of``."""
         self.thread.post(self, lambda inputs: inputs.found.append((run, outlook, as_of)))
 
     def call(self, function: Message) -> None:

@@ -1,6 +1,6 @@
 """Leader mode: which replica asks for claims first.
 
-The leader asks for its run times at once. The other replicas are followers. A follower keeps its
+The leader asks for its run times at once. The other replicas are followers. A follower defers its
 run times until a look has read the rows of their tasks. It drops the run times that were run, and
 asks for the others. Leadership decides nothing else. So no run time is lost if the leader fails, or
 does not have a job that a follower has, and the locks alone keep a run time from being run twice.
@@ -22,7 +22,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, RunState
 from apscheduler_tasklock._lock.statements import LEADER
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
@@ -105,7 +105,7 @@ class Leadership:
 
     @property
     def follows(self) -> bool:
-        """Whether this replica keeps its run times until a look.
+        """Whether this replica defers its run times until a look.
 
         While the database is unavailable no look can tell whether a run time was run, so the
         replica asks for each run time at once, as without leader mode. It does so too if the
@@ -121,7 +121,7 @@ class Leadership:
         self._rejected_since = min(self._rejected_since, self._clock())
 
     def _is_new(self, at: float) -> bool:
-        """Return whether another replica may still keep run times that this replica never had.
+        """Return whether another replica may still defer run times that this replica never had.
 
         If this replica ran a later run time first, those run times would be lost, because their
         windows come before the window of the task's last run.
@@ -190,15 +190,15 @@ def _monotonic() -> float:
 
 
 @dataclass
-class Following:
+class FollowerRun:
     """Says what becomes of a follower's run, when a look has read the row of its task.
 
     :ivar leadership: the replica's part in the leadership
     :ivar run: the run
     :ivar request: returns the request of the run's claim. Calls the trigger, which may be the
         application's own code.
-    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is kept
-        instead, on the monotonic clock. The head start of the leader begins then.
+    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is
+        deferred instead, on the monotonic clock. The head start of the leader begins then.
     :ivar refusal: set when the run time was run, so that the run is refused
     """
 
@@ -211,7 +211,7 @@ class Following:
     def __post_init__(self) -> None:
         self.due_at = self.run.due_at
 
-    def replace(self, other: Following) -> None:
+    def replace(self, other: FollowerRun) -> None:
         """Take the place of an earlier run of the job, because only the last run time is run.
 
         If each run time had a head start of its own, a job with a short period would never be asked

@@ -37,7 +37,7 @@ def is_misfire(run: QueuedRun, begins_at: float) -> bool:
 def lateness(run: QueuedRun, begins_at: float) -> float:
     """Return the lateness of a run that begins at this time, in seconds.
 
-    The seconds for which the run was kept do not count as lateness.
+    The seconds for which the run was deferred do not count as lateness.
     """
     return begins_at - run.excused - run.due_at
 

@@ -203,7 +203,7 @@ class Submission:
 
         Manual runs, retries and standby runs do not count, so that APScheduler skips no scheduled
         run because of them. The claim of a scheduled run that comes meanwhile is refused, and the
-        run is kept. Runs of stored jobs do not count, because the lock lets one run go on at a
+        run is deferred. Runs of stored jobs do not count, because the lock lets one run go on at a
         time.
         """
         is_beside = self.is_manual or self.is_standby or self.failed_run is not None

@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RunState,
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
-from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
@@ -79,8 +79,8 @@ class Watch:
     """Makes the looks: reads the rows of a scheduler's tasks, and does what each row needs.
 
     - A dead run that has failover, or was handed over, is submitted again, as a takeover.
-    - Kept runs are decided on when the run in their way is over. If that run died and has failover,
-      its takeover comes first.
+    - Deferred runs are decided on when the run in their way is over. If that run died and has
+      failover, its takeover comes first.
     - A failed run whose retry is due is submitted again, by every replica that has the task.
     - A manual run is submitted, by every replica that has the task.
     - A run time of an interval job that another replica has missed is submitted; see ``standby``.
@@ -93,7 +93,7 @@ class Watch:
     :param locks: the task locks of this replica
     :param known: the tasks of this replica
     :param jobs: the scheduler's jobs
-    :param kept: the kept runs
+    :param deferred: the deferred runs
     :param registrar: registers tasks
     :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks
@@ -115,7 +115,7 @@ class Watch:
         locks: LockClient,
         known: KnownTasks,
         jobs: Jobs,
-        kept: KeptRuns,
+        deferred: DeferredRuns,
         registrar: Registrar,
         scheduler_state: Callable[[], int],
         interval: float,
@@ -130,7 +130,7 @@ class Watch:
         self._locks = locks
         self._known = known
         self._jobs = jobs
-        self._kept = kept
+        self._deferred = deferred
         self._registrar = registrar
         self._given_up = given_up
         self._report_overdue_task = report_overdue or self._warn_overdue
@@ -265,7 +265,7 @@ class Watch:
         return states
 
     def _do_what_is_called_for(self, state: RunState) -> Statements[None]:
-        is_kept = self._kept.has(state.task_name)
+        is_deferred = self._deferred.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
         with self._one_task(state.task_name, "its retry"):
@@ -273,7 +273,7 @@ class Watch:
         with self._one_task(state.task_name, "its manual run"):
             self.run_manual(state)
         with self._one_task(state.task_name, "whether another replica has missed its run time"):
-            if not is_kept:  # because the kept run is decided on above
+            if not is_deferred:  # because the deferred run is decided on above
                 self._stand_in(state)
         with self._one_task(state.task_name, "whether it is overdue"):
             self._report_overdue(state)
@@ -300,12 +300,12 @@ class Watch:
     def _waiting(self) -> set[str]:
         """Return the tasks whose rows each look has to read, whatever their state.
 
-        These tasks have kept runs, or a refused run whose job the scheduler has dropped.
+        These tasks have deferred runs, or a refused run whose job the scheduler has dropped.
         """
         with self._changed:
-            return {*self._kept.task_names, *self._last}
+            return {*self._deferred.task_names, *self._last}
 
-    # Dead runs and kept runs.
+    # Dead runs and deferred runs.
 
     def note_unfinished(self, submission: Submission, may_be_over: bool) -> None:
         """Note a run time while the task's last run is unfinished, or may be retried.
@@ -330,52 +330,52 @@ class Watch:
         with self._changed:
             is_expecting = submission.task_name in self._expecting
             self._expecting.discard(submission.task_name)
-        if is_expecting or self._kept.has(submission.task_name):
+        if is_expecting or self._deferred.has(submission.task_name):
             self.looks.wake()
 
     def _handle_dead_run(self, state: RunState) -> Statements[None]:
-        """Take over a task's last run if it is dead, and decide on the task's kept runs."""
+        """Take over a task's last run if it is dead, and decide on the task's deferred runs."""
         if state.finished:
             if not state.retry_pending:
                 self._drop_last(state.task_name)
-            self._decide_kept(state, state.deaths)
+            self._decide_deferred(state, state.deaths)
             return
         # A dead run is not taken over while its task is paused. Right after an outage, only a run
         # that was handed over is taken over, because any other holder may still renew its lease.
         believed = not state.paused and state.dead
         believed = believed and (state.handed_over or self._locks.stable)
         is_run_again = believed and (yield from self._run_again(state))
-        self._decide_kept(state, state.deaths, goes_on=not believed or is_run_again)
+        self._decide_deferred(state, state.deaths, goes_on=not believed or is_run_again)
 
-    def _decide_kept(self, state: RunState, deaths: int, *, goes_on: bool = False) -> None:
-        """Decide on the runs that are kept because of a task's last run.
+    def _decide_deferred(self, state: RunState, deaths: int, *, goes_on: bool = False) -> None:
+        """Decide on the runs that are deferred because of a task's last run.
 
-        :param goes_on: whether the kept runs go on waiting, for that run or for its takeover
+        :param goes_on: whether the deferred runs go on waiting, for that run or for its takeover
         """
         is_over, is_dead = state.finished and not goes_on, state.dead and not goes_on
         last = LastRun(state.token, is_over, is_dead, deaths, self._as_of, state)
         self._decide(state.task_name, last)
 
     def _ask_for_kept_runs(self) -> None:
-        """Let a follower ask for the runs that it keeps, because no look can read the rows.
+        """Let a follower ask for the runs that it defers, because no look can read the rows.
 
         From now on these runs are treated as without leader mode: in an outage they are skipped
         when their claims have got no answer, and otherwise when their claims are rejected. Runs
-        that are kept because of another run go on waiting.
+        that are deferred because of another run go on waiting.
         """
-        for name in self._kept.task_names:
-            with self._one_task(name, "its kept runs"):
+        for name in self._deferred.task_names:
+            with self._one_task(name, "its deferred runs"):
                 self._decide(name, LastRun(0, finished=False, dead=False, deaths=0))
 
     def _decide(self, task_name: str, last: LastRun) -> None:
-        for key in self._known.asking(self._kept.jobs_of(task_name)):
-            self._kept.decide(task_name, key, last)
+        for key in self._known.asking(self._deferred.jobs_of(task_name)):
+            self._deferred.decide(task_name, key, last)
 
     def _run_again(self, state: RunState) -> Statements[bool]:
         """Take over or give up a dead run, if it has failover or was handed over.
 
-        :return: ``True`` if the caller has no kept runs to decide on, because they were decided on
-            here or have to wait for the takeover; ``False`` if it is to decide on them
+        :return: ``True`` if the caller has no deferred runs to decide on, because they were decided
+            on here or have to wait for the takeover; ``False`` if it is to decide on them
         """
         if not state.is_run_again(failover=True):
             return False
@@ -390,7 +390,7 @@ class Watch:
         reason = state.reason_to_give_up(submission.options.max_takeovers)
         if reason is not None:
             yield from self._give_up(state, key, reason)
-            self._decide_kept(state, state.deaths + 1)
+            self._decide_deferred(state, state.deaths + 1)
             return True
         for _ in self._known.asking([key]):
             if self._is_new(state.claim_id):

@@ -21,9 +21,9 @@ from apscheduler.schedulers.base import STATE_RUNNING
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Statement, Statements, ask_here
 from apscheduler_tasklock._runs import claim_request
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.job_notices import JobNotices
-from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.submission import JobKey, Submission
@@ -175,7 +175,7 @@ class ReplicaExecutor:
             client,
             known,
             self.jobs,
-            KeptRuns(),
+            DeferredRuns(),
             Registrar(client, known, self.jobs.registration, self.jobs.has_next_run),
             lambda: STATE_RUNNING,
             5.0,

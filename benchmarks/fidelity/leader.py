@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from apscheduler_tasklock._database.sequences import Statement, ask_here
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.leadership import Following, Leadership
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
 from tests.support.waist import LockProtocol, Message, Read, Resign
@@ -85,7 +85,7 @@ class Member:
         if self.kept is None:
             return Outlook.WAITS
         run: Any = SimpleNamespace(due_at=self.kept.time)
-        following = Following(self._leadership, run, partial(self._rule.request, self.kept))
+        following = FollowerRun(self._leadership, run, partial(self._rule.request, self.kept))
         row = rows.get(TASK)
         if row is None:
             return following.outlook(LastRun(0, finished=False, dead=True, deaths=1, as_of=now))

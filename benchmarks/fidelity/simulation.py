@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 
-from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
 from apscheduler_tasklock.demo import history

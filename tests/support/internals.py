@@ -36,9 +36,9 @@ def instances_lock(executor: Any) -> threading.RLock:
     return lock
 
 
-def kept_run_times(executor: Any) -> list[Any]:
-    """Return the run times that an executor keeps because another run is in their way."""
-    runs = [run for by_run in list(executor._kept._by_task.values()) for run in list(by_run)]
+def deferred_run_times(executor: Any) -> list[Any]:
+    """Return the run times that an executor defers because another run is in their way."""
+    runs = [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
     return [run.work.attempt.run_time for run in runs]
 
 

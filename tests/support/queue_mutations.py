@@ -94,7 +94,7 @@ def _given_though_stopped(
     runs._stopped = stopped
 
 
-def _kept_for_ever(_original: Callable[..., None], *_: Any) -> None:
+def _deferred_for_ever(_original: Callable[..., None], *_: Any) -> None:
     pass
 
 
@@ -195,9 +195,9 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
         "the queue stops",
         _mutated(_given_though_stopped, RunQueue, "_take_answers"),
     ),
-    "a kept run is not asked for again": (
+    "a deferred run is not asked for again": (
         "backlogs",
-        _mutated(_kept_for_ever, RunQueue, "_decide_kept"),
+        _mutated(_deferred_for_ever, RunQueue, "_decide_deferred"),
     ),
     "a worker is busy for good after a run that was not taken": (
         "raises",
