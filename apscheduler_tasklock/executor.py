@@ -42,7 +42,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     MissedTimes,
-    RunState,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
@@ -915,7 +915,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
 
-    def _given_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _given_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
         """Report a dead run that is given up."""
         job_id, jobstore = key
         dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=False)

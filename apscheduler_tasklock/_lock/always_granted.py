@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
@@ -29,7 +30,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNotes,
     Prune,
     Read,
-    ReadTimes,
     Registrations,
     ReleaseAnswer,
     ReleaseRequest,
@@ -39,11 +39,11 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
+    TaskRow,
 )
 
 # The moment at which the monotonic clock was 0. `monotonic_now` adds the monotonic clock to this
@@ -146,7 +146,7 @@ class UnlockedProtocol:
 
     def _claim_many(self, message: Claims) -> dict[UUID, ClaimAnswer]:
         asked = list(zip(message.requests, message.lags, strict=True))[: message.most]
-        return {each.claim_id: self._claim(Claim(each, ReadTimes(lag))) for each, lag in asked}
+        return {each.claim_id: self._claim(Claim(each, ClaimTimes(lag))) for each, lag in asked}
 
     def _release(self, request: ReleaseRequest) -> ReleaseAnswer | None:
         grant, now = self._unlocked.end(request.claim_id), monotonic_now()
@@ -172,7 +172,7 @@ class UnlockedProtocol:
         found = ((each, self._unlocked.find(each.claim_id)) for each in message.requests)
         return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
 
-    def _read(self, _message: Read) -> tuple[list[RunState], datetime]:
+    def _read(self, _message: Read) -> tuple[list[TaskRow], datetime]:
         return [], monotonic_now()
 
     def _report_replica(self, message: SignOfLife) -> tuple[datetime, int]:

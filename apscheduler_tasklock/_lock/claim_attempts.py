@@ -28,9 +28,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     ClosedRun,
     LockProtocol,
-    ReadTimes,
     ReleaseRequest,
     Renewal,
     Renewals,
@@ -79,7 +79,7 @@ class ClaimContext:
     outage: Outage
     claim_timeout: float
 
-    def read_times(self, sent: float, lag: float = 0.0) -> ReadTimes:
+    def read_times(self, sent: float, lag: float = 0.0) -> ClaimTimes:
         """Return the times on which the database decides a claim that is sent now.
 
         :param sent: now, on the monotonic clock
@@ -87,7 +87,7 @@ class ClaimContext:
         """
         latest = self.clock.latest(sent)
         not_after = None if latest is None else later(latest, self.claim_timeout)
-        return ReadTimes(lag, latest, self.outage.stable, not_after)
+        return ClaimTimes(lag, latest, self.outage.stable, not_after)
 
     def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
         """Learn the database's time from one statement's answers; return whether the bound held.
@@ -307,7 +307,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         return max(0.0, time.time() - self._due)
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, *, is_bound: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
             return row_locked()
@@ -317,7 +317,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             return ConflictError(CLOCK_JUMPS)
         return Decision(answer, sent)
 
-    def _why_again(self, answer: ClaimAnswer, times: ReadTimes) -> ConflictError | None:
+    def _why_again(self, answer: ClaimAnswer, times: ClaimTimes) -> ConflictError | None:
         """Return the error of a claim that was not granted although the row looks free.
 
         After this error the claim is sent again. ``None`` if the claim was granted or refused. See
@@ -379,7 +379,7 @@ class RerunAttempt(Attempt[RerunRequest]):
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes
     ) -> Decision | TaskLockError:
         if answer is None:
             return row_locked() if self.in_doubt else Decision(None, sent)
@@ -438,7 +438,7 @@ class StoredAttempt(Attempt[ClaimRequest]):
         ]
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, is_limited: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, is_limited: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
             return row_locked()

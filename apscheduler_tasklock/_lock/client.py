@@ -78,8 +78,8 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     RerunRequest,
     Resign,
-    RunState,
     SignOfLife,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.releases import ArrivedLate, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import (
@@ -700,7 +700,7 @@ class LockClient:
     def believe(self) -> None:
         """End the recovery grace after the start, so that the rows are believed from now on.
 
-        This does nothing if there has been an outage since the start. See ``ReadTimes``.
+        This does nothing if there has been an outage since the start. See ``ClaimTimes``.
         """
         self.outage.believe()
 
@@ -714,7 +714,7 @@ class LockClient:
         :param always: the tasks whose rows are read in any case
         """
 
-        def read(cursor: Any) -> list[RunState]:
+        def read(cursor: Any) -> list[TaskRow]:
             sent = time.monotonic()
             asked = Read(task_names, always)
             states, database_time = self._protocol.execute(cursor, asked)

@@ -461,7 +461,7 @@ class JobRows:
         """Read due jobs that may be claimed. The read locks nothing, and writes nothing.
 
         :param most: limits the jobs of each executor, by the executor's alias
-        :param stable: whether the rows are believed, as in ``ReadTimes``
+        :param stable: whether the rows are believed, as in ``ClaimTimes``
         :param not_here: the references of functions that cannot be imported here
         :param not_these: the ids of jobs that are left out
         :param since: only jobs that became due after this time; ``None``: all

@@ -51,13 +51,13 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNote,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
     StoredClaims,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.statements import (
     History,
@@ -309,13 +309,13 @@ class TaskLockStatements:
         self._execute(cursor, self._renew, arrays)
         return self._renew.by_column(cursor, "claim_id")
 
-    def _read_states(self, cursor: Any, message: Read) -> tuple[list[RunState], datetime]:
+    def _read_states(self, cursor: Any, message: Read) -> tuple[list[TaskRow], datetime]:
         names = [name for name in message.task_names if not lacking(cursor.connection, name)]
         rows = self._read_rows(cursor, replace(message, task_names=names))
         are_read_only = [row.pop("read_only") for row in rows]
         if any(are_read_only):
             raise TaskLockDatabaseError("the server is read-only")
-        states = [RunState(**row) for row in rows if row["task_name"] is not None]
+        states = [TaskRow(**row) for row in rows if row["task_name"] is not None]
         return states, rows[0]["database_time"]
 
     def _read_rows(self, cursor: Any, message: Read) -> list[dict[str, Any]]:

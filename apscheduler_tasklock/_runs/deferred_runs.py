@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import TaskRow
 from apscheduler_tasklock._runs.run import JobKey, QueuedRun
 
 
@@ -45,7 +45,7 @@ class LastRun:
     dead: bool
     deaths: int
     as_of: float = 0.0
-    row: RunState | None = None
+    row: TaskRow | None = None
 
 
 class WhyDeferred(Protocol):
@@ -90,7 +90,7 @@ class InTheWay:
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
 
-    def _had_ended(self, row: RunState | None) -> bool:
+    def _had_ended(self, row: TaskRow | None) -> bool:
         ended_at = None if row is None else row.finished_at
         if ended_at is None or self.run_time is None:
             return False

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, TaskRow
 from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import QueuedRun
@@ -136,7 +136,7 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None) -> Statements[None]:
+    def take_or_renew(self, row: TaskRow | None) -> Statements[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
@@ -232,7 +232,7 @@ class FollowerRun:
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
 
-    def _was_run(self, row: RunState, as_of: float) -> bool:
+    def _was_run(self, row: TaskRow, as_of: float) -> bool:
         """Return whether a claim of the run would find its window taken.
 
         :param as_of: when the look began, on the monotonic clock
@@ -261,7 +261,7 @@ class FollowerRun:
         return run_time < min(until, begun + request.min_lock)
 
 
-def _refusal_by(row: RunState) -> Refusal:
+def _refusal_by(row: TaskRow) -> Refusal:
     """Return the refusal of a run time whose window another claim has taken."""
     taken_until: datetime = row.locked_until or row.database_time
     return Refusal(
@@ -279,7 +279,7 @@ def _refusal_by(row: RunState) -> Refusal:
     )
 
 
-def _is_forged(row: RunState) -> bool:
+def _is_forged(row: TaskRow) -> bool:
     """Return whether a leader's lease ends later than that of any replica."""
     until = row.locked_until or row.database_time
     return (until - row.database_time).total_seconds() > LONGEST_LEADER_LEASE

@@ -26,7 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClosedRun,
     GiveUp,
     Prune,
-    RunState,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
@@ -49,17 +49,17 @@ class Jobs(Protocol):
     def list_tasks(self) -> Iterable[tuple[str, JobKey, float | None]]:
         """Yield the task, key and lease of each job. Reads the job stores."""
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         """Return the takeover of a dead run; ``None`` if the job cannot take the run over."""
 
-    def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
+    def retry_of(self, key: JobKey, failed: TaskRow) -> Submission | None:
         """Return the retry of a failed run; ``None`` if the job cannot run it again."""
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return a manual run of a job; ``None`` if the job is gone or cannot run here."""
 
     def standby_for(
-        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Return a standby run of a job; ``None`` if the job may not stand in."""
 
@@ -119,8 +119,8 @@ class Watch:
         registrar: Registrar,
         scheduler_state: Callable[[], int],
         interval: float,
-        given_up: Callable[[RunState, ClosedRun, JobKey, str], None],
-        report_overdue: Callable[[RunState], None] | None = None,
+        given_up: Callable[[TaskRow, ClosedRun, JobKey, str], None],
+        report_overdue: Callable[[TaskRow], None] | None = None,
         note_look: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
         leadership: Leadership | None = None,
@@ -225,7 +225,7 @@ class Watch:
         leader = [] if self._leadership is None else [self._leadership.row]
         asked_for = sorted({*waiting, *self._registrar.expecting(), *leader})
         names = sorted({*self._known.names(), *asked_for})
-        states: list[RunState] = []
+        states: list[TaskRow] = []
         self._as_of = time.monotonic()
         if names:
             states = yield from self._read(names, asked_for)
@@ -251,9 +251,9 @@ class Watch:
                 gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
                 self._decide(name, gone)
 
-    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[RunState]]:
+    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[TaskRow]]:
         try:
-            states: list[RunState] = yield self._locks.reading(names, asked_for)
+            states: list[TaskRow] = yield self._locks.reading(names, asked_for)
         except TaskLockDatabaseError:
             raise
         except TaskLockError:
@@ -264,7 +264,7 @@ class Watch:
             raise
         return states
 
-    def _do_what_is_called_for(self, state: RunState) -> Statements[None]:
+    def _do_what_is_called_for(self, state: TaskRow) -> Statements[None]:
         is_deferred = self._deferred.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
@@ -278,7 +278,7 @@ class Watch:
         with self._one_task(state.task_name, "whether it is overdue"):
             self._report_overdue(state)
 
-    def _note_unasked(self, states: Sequence[RunState]) -> None:
+    def _note_unasked(self, states: Sequence[TaskRow]) -> None:
         """Note the run times that passed while no replica was there, at the first look."""
         if self._missed is None:
             return
@@ -333,7 +333,7 @@ class Watch:
         if is_expecting or self._deferred.has(submission.task_name):
             self.looks.wake()
 
-    def _handle_dead_run(self, state: RunState) -> Statements[None]:
+    def _handle_dead_run(self, state: TaskRow) -> Statements[None]:
         """Take over a task's last run if it is dead, and decide on the task's deferred runs."""
         if state.finished:
             if not state.retry_pending:
@@ -347,7 +347,7 @@ class Watch:
         is_run_again = believed and (yield from self._run_again(state))
         self._decide_deferred(state, state.deaths, goes_on=not believed or is_run_again)
 
-    def _decide_deferred(self, state: RunState, deaths: int, *, goes_on: bool = False) -> None:
+    def _decide_deferred(self, state: TaskRow, deaths: int, *, goes_on: bool = False) -> None:
         """Decide on the runs that are deferred because of a task's last run.
 
         :param goes_on: whether the deferred runs go on waiting, for that run or for its takeover
@@ -371,7 +371,7 @@ class Watch:
         for key in self._known.asking(self._deferred.jobs_of(task_name)):
             self._deferred.decide(task_name, key, last)
 
-    def _run_again(self, state: RunState) -> Statements[bool]:
+    def _run_again(self, state: TaskRow) -> Statements[bool]:
         """Take over or give up a dead run, if it has failover or was handed over.
 
         :return: ``True`` if the caller has no deferred runs to decide on, because they were decided
@@ -397,7 +397,7 @@ class Watch:
                 self._submit(submission, state.claim_id)
         return True
 
-    def _end_stored(self, state: RunState, key: JobKey, submission: Submission) -> Statements[None]:
+    def _end_stored(self, state: TaskRow, key: JobKey, submission: Submission) -> Statements[None]:
         """Give up a stored job's dead run if the job has no failover any more.
 
         The task's row still says that the run has failover. So the job's next run would have to
@@ -406,14 +406,14 @@ class Watch:
         if submission.is_stored:
             yield from self._give_up(state, key, "failover is off for its job by now")
 
-    def _give_up(self, state: RunState, key: JobKey, reason: str) -> Statements[None]:
+    def _give_up(self, state: TaskRow, key: JobKey, reason: str) -> Statements[None]:
         closed: ClosedRun | None = yield self._locks.carrying_out(
             GiveUp(state.task_name, state.claim_id)
         )
         if closed is not None:
             self._given_up(state, closed, key, reason)
 
-    def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:
+    def _find_job(self, state: TaskRow) -> tuple[JobKey, Submission] | None:
         """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""
         last = self._last_of(state)
         if last is not None:
@@ -424,7 +424,7 @@ class Watch:
                 return key, found
         return None
 
-    def _last_of(self, state: RunState) -> Submission | None:
+    def _last_of(self, state: TaskRow) -> Submission | None:
         """Return the last run of a job that the scheduler has dropped, if it is this run's job."""
         with self._changed:
             last, _ = self._last.get(state.task_name, (None, 0.0))
@@ -437,7 +437,7 @@ class Watch:
             if noted_at < self._as_of:
                 del self._last[task_name]
 
-    def _keys_of(self, state: RunState) -> Iterator[JobKey]:
+    def _keys_of(self, state: TaskRow) -> Iterator[JobKey]:
         """Yield the jobs of a row's task. The caller may call each job's store and trigger."""
         return self._known.asking(self._known.keys_of(state.task_name))
 
@@ -460,12 +460,12 @@ class Watch:
 
     # Retries and manual runs.
 
-    def _retry(self, state: RunState) -> None:
+    def _retry(self, state: TaskRow) -> None:
         """Submit the retry of a failed run, if its time has come."""
         if state.retry_at is not None and not self.closed:
             self._submit_once(state.claim_id, self._retries_of(state))
 
-    def _retries_of(self, state: RunState) -> Iterator[Submission]:
+    def _retries_of(self, state: TaskRow) -> Iterator[Submission]:
         for key in self._keys_of(state):
             found = self._jobs.retry_of(key, state)
             if found is not None and found.may_retry_after(state.attempt):
@@ -485,7 +485,7 @@ class Watch:
         with self._changed:
             self._expecting.add(task_name)
 
-    def run_manual(self, state: RunState, keys: Iterable[JobKey] | None = None) -> None:
+    def run_manual(self, state: TaskRow, keys: Iterable[JobKey] | None = None) -> None:
         """Submit the manual run that was asked for, if there is one and the task is not running.
 
         Any thread may call this if it gives the jobs.
@@ -498,7 +498,7 @@ class Watch:
             self._submit_once(request_id, self._manual_runs_of(state, request_id, keys))
 
     def _manual_runs_of(
-        self, state: RunState, request_id: UUID, keys: Iterable[JobKey]
+        self, state: TaskRow, request_id: UUID, keys: Iterable[JobKey]
     ) -> Iterator[Submission]:
         for key in keys:
             found = self._jobs.requested(key, state.task_name, request_id)
@@ -525,7 +525,7 @@ class Watch:
 
     # Run times that no replica has run.
 
-    def _stand_in(self, state: RunState) -> None:
+    def _stand_in(self, state: TaskRow) -> None:
         """Submit a standby run of a due task, if the replica with this run time does not run it."""
         late_by = seconds_late(state, stable=self._locks.stable)
         if late_by is None or self._begun.get(state.task_name) == state.due_at:
@@ -539,7 +539,7 @@ class Watch:
                 self._jobs.submit(submission, lambda: None)
                 return
 
-    def _report_overdue(self, state: RunState) -> None:
+    def _report_overdue(self, state: TaskRow) -> None:
         """Report an overdue task, once until it runs."""
         if not state.overdue or state.task_name in self._logged:
             return
@@ -549,7 +549,7 @@ class Watch:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 
-    def _warn_overdue(self, state: RunState) -> None:
+    def _warn_overdue(self, state: TaskRow) -> None:
         logger.warning(
             "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
             "%r, token %s). What is known of it: %s",

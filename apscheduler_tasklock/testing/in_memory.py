@@ -19,6 +19,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Claim,
     ClaimAnswer,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
@@ -27,7 +28,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Message,
     Prune,
     Read,
-    ReadTimes,
     Registered,
     Registration,
     Registrations,
@@ -40,9 +40,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     SignOfLife,
     Stop,
+    TaskRow,
 )
 from apscheduler_tasklock.status import Run
 from apscheduler_tasklock.testing import rule
@@ -159,7 +159,7 @@ class MemoryProtocol:
     def _rerun_all(self, message: Reruns) -> dict[UUID, ClaimAnswer]:
         return _answers(message.requests, partial(self._rerun, message.times))
 
-    def _rerun(self, times: ReadTimes, request: RerunRequest) -> ClaimAnswer | None:
+    def _rerun(self, times: ClaimTimes, request: RerunRequest) -> ClaimAnswer | None:
         return self._locks.decide(
             request.task_name,
             lambda row, now: rule.rerun(row, request, times, self._replica_id, now),
@@ -177,7 +177,7 @@ class MemoryProtocol:
     def _renew_all(self, message: Renewals) -> dict[UUID, LockEnds]:
         return _answers(message.requests, self._decide)
 
-    def _read(self, message: Read) -> tuple[list[RunState], datetime]:
+    def _read(self, message: Read) -> tuple[list[TaskRow], datetime]:
         now, always = self._locks.now(), message.always
         rows = [self._locks.rows[n] for n in message.task_names if n in self._locks.rows]
         found = [

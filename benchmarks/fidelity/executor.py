@@ -38,7 +38,7 @@ from tests.support.waist import (
     Registered,
     Registration,
     Registrations,
-    RunState,
+    TaskRow,
 )
 
 Submit = Callable[[Submission, Callable[[], None]], None]
@@ -134,7 +134,7 @@ class OneJob:
 class Jobs(ExecutorJobs):
     """The job for a look. The measured rule looks after its dead runs."""
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         """Return ``None``."""
 
 

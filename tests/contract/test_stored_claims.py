@@ -24,9 +24,9 @@ from tests.support.polling import eventually
 from tests.support.waist import (
     BeyondLimitError,
     ClaimAnswer,
+    ClaimTimes,
     Decision,
     JobMove,
-    ReadTimes,
     StoredClaims,
     attempt,
     believing,
@@ -173,7 +173,7 @@ class TestClaim:
     ) -> None:
         one.add()
         request = requested(one.one())
-        times = ReadTimes(not_after=one.now)
+        times = ClaimTimes(not_after=one.now)
         travel(1)
         [answer] = one.ask(StoredClaims([request], times, 9)).values()
         assert answer.looks_free

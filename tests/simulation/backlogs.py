@@ -29,11 +29,11 @@ from tests.support.waist import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     EndLease,
-    ReadTimes,
     Refusal,
     ReleaseRequest,
-    RunState,
+    TaskRow,
     manual_run_of,
     takeover_of,
 )
@@ -164,7 +164,7 @@ class Simulated:
         return self.is_dead, has_it, submits, len(self.left), skipped, tuple(runs), len(self.asks)
 
 
-def _last(row: rule.Row, state: RunState) -> LastRun:
+def _last(row: rule.Row, state: TaskRow) -> LastRun:
     return LastRun(row.token, state.finished, state.dead, row.deaths)
 
 
@@ -396,7 +396,7 @@ class Fleet:
         if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
-            times = ReadTimes((self.now - request.run_time).total_seconds())
+            times = ClaimTimes((self.now - request.run_time).total_seconds())
             decision = rule.claim(self.row, request, times, replica.name, self.now)
         self.row = decision.row
         answer: ClaimAnswer | None = decision.answer

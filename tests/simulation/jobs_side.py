@@ -34,7 +34,7 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimRequest,
     Refusal,
-    RunState,
+    TaskRow,
     manual_run_of,
     takeover_of,
 )
@@ -447,7 +447,7 @@ class JobsReplica(Replica):
 
     # ---- the look at the rows --------------------------------------------------------------------
 
-    def _act_on(self, state: RunState, task: Task) -> None:
+    def _act_on(self, state: TaskRow, task: Task) -> None:
         """Handle the state of a row."""
         assert isinstance(task, Job)
         if self.stopped_at < inf:
@@ -465,14 +465,14 @@ class JobsReplica(Replica):
         for job in self._deferred_runs.jobs_of(task.name):
             self._deferred_runs.decide(task.name, job, last)
 
-    def _ask_for_manual_run(self, job: Job, state: RunState, request_id: UUID) -> None:
+    def _ask_for_manual_run(self, job: Job, state: TaskRow, request_id: UUID) -> None:
         request = manual_run_of(
             job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
         )
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
         self._come_extra(job, RunKind.MANUAL, window, request, self._requested, request_id)
 
-    def _take_over(self, task: Task, state: RunState) -> None:
+    def _take_over(self, task: Task, state: TaskRow) -> None:
         assert isinstance(task, Job)
         window = window_of(task, state.window_start)
         request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)

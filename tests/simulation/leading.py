@@ -26,7 +26,7 @@ from tests.simulation.jobs_side import Job, JobsReplica, Work
 from tests.simulation.ledger import Question, Wanted
 from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
-from tests.support.waist import AnyAttempt, RunState
+from tests.support.waist import AnyAttempt, TaskRow
 
 LEADER_LEASE = 15.0
 HEAD_START = Timings().head_start
@@ -196,7 +196,7 @@ class LeaderReplica(JobsReplica):
             gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self.looked_from)
             self._decide(name, gone)
 
-    def _lead(self, row: RunState | None) -> None:
+    def _lead(self, row: TaskRow | None) -> None:
         try:
             self._client.ask_all(self.leadership.take_or_renew(row))
         except TaskLockDatabaseError:

@@ -61,11 +61,11 @@ from tests.support.waist import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     Extend,
     MemoryTaskLocks,
     MissNote,
     MissNotes,
-    ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
@@ -305,8 +305,8 @@ class SimulatedClient(LockClient):
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
         if not isinstance(request, ClaimRequest):
-            return self._statements.rerun(request, ReadTimes(stable=self.stable))
-        times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
+            return self._statements.rerun(request, ClaimTimes(stable=self.stable))
+        times = ClaimTimes(self.lag_of(request.run_time), None, self.stable)
         return self._statements.ask(Claim(request, times))
 
     def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:

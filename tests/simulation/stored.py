@@ -28,10 +28,10 @@ from tests.simulation.world import BEGIN, CLOCK, START, Process, replaced
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     JobMove,
     MemoryProtocol,
     MemoryTaskLocks,
-    ReadTimes,
     StoredClaims,
 )
 
@@ -184,7 +184,7 @@ class StoredProtocol(MemoryProtocol):
             answers[request.claim_id] = self._claim_stored(request, asked.times, room)
         return answers
 
-    def _claim_stored(self, request: ClaimRequest, times: ReadTimes, room: bool) -> ClaimAnswer:
+    def _claim_stored(self, request: ClaimRequest, times: ClaimTimes, room: bool) -> ClaimAnswer:
         locks, move, now = self._stored, request.move, self._stored.time()
         assert move is not None
         row, is_fenced = locks.rows.get(request.task_name), locks.fenced(move)

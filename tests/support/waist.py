@@ -49,6 +49,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     ClosedRun,
     EndLease,
     Extend,
@@ -63,7 +64,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNotes,
     Prune,
     Read,
-    ReadTimes,
     Refusal,
     Registered,
     Registration,
@@ -78,13 +78,13 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNote,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
     StoredClaims,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
@@ -132,6 +132,7 @@ __all__ = [
     "Claim",
     "ClaimAnswer",
     "ClaimRequest",
+    "ClaimTimes",
     "Claims",
     "ClosedRun",
     "Decision",
@@ -156,7 +157,6 @@ __all__ = [
     "Pauser",
     "Prune",
     "Read",
-    "ReadTimes",
     "Refusal",
     "Registered",
     "Registration",
@@ -175,7 +175,6 @@ __all__ = [
     "RowLockedError",
     "Rows",
     "RunOutcome",
-    "RunState",
     "ScheduleNote",
     "ScheduleNotes",
     "Sent",
@@ -184,6 +183,7 @@ __all__ = [
     "Statements",
     "Stop",
     "StoredClaims",
+    "TaskRow",
     "Timings",
     "Unsent",
     "WatchedRows",
@@ -302,7 +302,7 @@ class Statements:
     def ask(self, message: Message[Answer]) -> Answer:
         return self.protocol.execute(self.cursor, message)
 
-    def rerun(self, request: RerunRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
+    def rerun(self, request: RerunRequest, times: ClaimTimes = IN_TIME) -> ClaimAnswer | None:
         """Claim the run that a task's row shows, if the row still shows it."""
         return self.ask(Reruns([request], times)).get(request.claim_id)
 
@@ -357,9 +357,9 @@ class Replica(Statements):
             claim_id=claim_id,
             **request,
         )
-        return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
+        return claim_id, self.send(asked, ClaimTimes(lag, latest, stable))
 
-    def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
+    def send(self, request: ClaimRequest, times: ClaimTimes) -> ClaimAnswer:
         return self.ask(Claim(request, times))
 
     def granted(self, task: str = "task", **request: Any) -> bool:
@@ -381,7 +381,7 @@ class Replica(Statements):
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.rerun(request, ReadTimes(stable=stable))
+        return claim_id, self.rerun(request, ClaimTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -398,7 +398,7 @@ class Replica(Statements):
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        return asked.claim_id, self.rerun(asked, ReadTimes(stable=stable))
+        return asked.claim_id, self.rerun(asked, ClaimTimes(stable=stable))
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -452,7 +452,7 @@ class Replica(Statements):
     ) -> bool:
         return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
 
-    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
+    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, TaskRow]:
         states, _ = self.ask(Read(tasks, always))
         return {state.task_name: state for state in states}
 

@@ -16,7 +16,7 @@ from apscheduler_tasklock._runs.deferred_runs import (
     Outlook,
 )
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind
-from tests.support.waist import RunState
+from tests.support.waist import TaskRow
 
 JOB = ("job", "default")
 
@@ -71,10 +71,10 @@ def test_each_is_decided_on_once_and_only_those_of_its_job(deferred: DeferredRun
     assert deferred.jobs_of("task") == [("another", "default")]
 
 
-def released(at: datetime, **state: Any) -> RunState:
+def released(at: datetime, **state: Any) -> TaskRow:
     """Return the row of a run that was released."""
     run = (True, False, False, False, 0, 0, False, "jobs:job")
-    return RunState("task", uuid4(), 1, *run, at, "other", at, **state)
+    return TaskRow("task", uuid4(), 1, *run, at, "other", at, **state)
 
 
 @pytest.mark.parametrize(

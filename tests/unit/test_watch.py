@@ -47,7 +47,7 @@ from tests.support.waist import (
     Read,
     Registration,
     ReleaseRequest,
-    RunState,
+    TaskRow,
     statements_of,
 )
 
@@ -96,7 +96,7 @@ class FakeJobs:
     def list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
         return [(name, (name, "default"), self.lease) for name in self.names]
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         if key[0] not in self.names or dead.runs != self.runs:
             return None
         return submission(key[0], dead.window_start, options=self.options, dead_run=dead)
@@ -105,7 +105,7 @@ class FakeJobs:
         """Nothing is asked for by hand."""
 
     def standby_for(
-        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Nothing is run in another replica's place."""
 
@@ -172,7 +172,7 @@ class Rows:
             f"UPDATE task_lock SET {changes} WHERE task_name = %s", [*columns.values(), task]
         )
 
-    def state(self, task: str) -> RunState:
+    def state(self, task: str) -> TaskRow:
         states, _ = self._statements.ask(Read([task], [task]))
         return states[0]
 
@@ -199,7 +199,7 @@ class Found:
         self.asked += 1
         return self.state
 
-    def _give_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _give_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
         assert closed.token == dead.token
         self.given_up.append((dead.task_name, key, reason))
 
@@ -283,7 +283,7 @@ def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None
 def test_a_conflict_of_a_registration_keeps_nothing_else_from_a_look(
     found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def conflict(_self: Registrar, _states: Sequence[RunState], *, has_listed: bool) -> Any:
+    def conflict(_self: Registrar, _states: Sequence[TaskRow], *, has_listed: bool) -> Any:
         raise ConflictError("could not serialize access")
 
     monkeypatch.setattr(Registrar, "register", conflict)
@@ -372,7 +372,7 @@ def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
         found = Found(locks, rows, timings=timings)
         find = found.jobs.submission_for
 
-        def hang(key: JobKey, dead: RunState) -> Submission | None:
+        def hang(key: JobKey, dead: TaskRow) -> Submission | None:
             if key[0] == "hangs":
                 hung.set()
                 assert go_on.wait(60)
@@ -839,7 +839,7 @@ def test_what_goes_wrong_with_one_task_concerns_no_other(
 ) -> None:
     find = found.jobs.submission_for
 
-    def fail(key: JobKey, dead: RunState) -> Submission | None:
+    def fail(key: JobKey, dead: TaskRow) -> Submission | None:
         if dead.task_name == "bad":
             raise LookupError("its function is gone")
         return find(key, dead)
