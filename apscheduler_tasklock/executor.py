@@ -48,15 +48,15 @@ from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
-    call_as_scheduler,
+    call_in_scheduler_thread,
     cancels_coroutines,
     check_gevent,
     dispatcher,
     has_processes,
+    intercept_reports,
     interpreter_is_ending,
     is_wrapped_by_another,
     make_inner,
-    report_runs,
     unwrap,
     worker_count,
     wrap,
@@ -457,7 +457,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         wrap(self, self._inner)
         runs = self._runs  # read now, because the locks of a test may have replaced it
         assert runs is not None
-        report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
+        intercept_reports(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
@@ -910,7 +910,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 not_now()
 
         try:
-            call_as_scheduler(self._inner, submit)
+            call_in_scheduler_thread(self._inner, submit)
         except RuntimeError as error:  # the loop is closed
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()

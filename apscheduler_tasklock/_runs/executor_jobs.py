@@ -17,7 +17,7 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registration, TaskRow
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter
 from apscheduler_tasklock._runs.claim_request import request_of
-from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
+from apscheduler_tasklock._runs.job_functions import check_body_runs, function_reference
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
@@ -106,7 +106,7 @@ class ExecutorJobs:
         :raises TaskLockOptionError: the options are impossible, or a call of the job's function
             would not run the function's body
         """
-        check_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
+        check_body_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
         if self._tasks is None:
             return ResolvedTask(job.id, None)
         return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)

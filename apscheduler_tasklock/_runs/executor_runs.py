@@ -35,8 +35,8 @@ from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
-    RunId,
-    call_as_scheduler,
+    JobIdWithRun,
+    call_in_scheduler_thread,
     event_loop_of,
     give,
     interpreter_is_ending,
@@ -601,7 +601,7 @@ class ExecutorRuns:
             return
         began_at = time.monotonic()
         try:
-            call_as_scheduler(self._inner, partial(self._give_to_inner, run))
+            call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
         except RuntimeError as error:  # the scheduler's event loop is closed
             if run.token.take():
                 self._not_given(run, error)
@@ -636,7 +636,7 @@ class ExecutorRuns:
         work: _Work = run.work
         job = GivenJob(
             work.submission,
-            RunId(work.submission.job.id, run),
+            JobIdWithRun(work.submission.job.id, run),
             partial(self._run_coroutine, work)
             if work.submission.awaited
             else partial(self._run, run),

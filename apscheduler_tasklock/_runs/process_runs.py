@@ -23,7 +23,7 @@ from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.adapter import (
-    RunId,
+    JobIdWithRun,
     let_notice_deaths,
     worker_processes,
 )
@@ -216,7 +216,7 @@ class _JobForWorker(GivenJob):
         submission = run.work.submission
         super().__init__(
             submission,
-            RunId(submission.job.id, run),
+            JobIdWithRun(submission.job.id, run),
             submission.job.func,
             ALWAYS_MISSED if run.is_missed else None,
         )

@@ -39,7 +39,7 @@ from apscheduler_tasklock._lock.job_rows import (
 )
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._lock.test_doubles import current_standing
-from apscheduler_tasklock._runs.job_functions import check_runs
+from apscheduler_tasklock._runs.job_functions import check_body_runs
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
 from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time, tzinfo_of
@@ -503,7 +503,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if runs_jobs:
             self._check_executor(job)
         if not isinstance(job.func, MissingFunction):
-            check_runs(job.func, f"job {job.id!r}")
+            check_body_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
             task_name = executor.stored.check_stored_job(job, self._alias)
             if task_name is None and runs_jobs:

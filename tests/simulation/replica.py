@@ -43,7 +43,7 @@ from apscheduler_tasklock._runs import (
     run_attempt,
     watch,
 )
-from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
+from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, intercept_reports, jobstore_of, wrap
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -686,7 +686,7 @@ class SimulatedExecutor(TaskLockExecutor):
         assert made is not None
         self._inner.start(scheduler, alias)
         wrap(self, self._inner)
-        report_runs(self._inner, made.events_of, made.failed, made.ended)
+        intercept_reports(self._inner, made.events_of, made.failed, made.ended)
         self._add_listeners(scheduler)
 
     def shutdown(self, wait: bool = True) -> None:
