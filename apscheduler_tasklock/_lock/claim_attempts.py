@@ -336,7 +336,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         lease was over when the answer came, a job's window is handed over, so that it is run also
         if this grant has blocked all other replicas' claims. A hold's window is opened again.
         """
-        if is_bound and not (answer.granted and is_over(answer, sent)):
+        if is_bound and not (answer.granted and is_lease_over(answer, sent)):
             return True
         if answer.granted:
             right_window = is_bound and bool(self.request.runs)
@@ -387,7 +387,7 @@ class RerunAttempt(Attempt[RerunRequest]):
             if not answer.looks_free:
                 return Decision(answer, sent)
             return row_locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
-        if is_over(answer, sent):
+        if is_lease_over(answer, sent):
             self.in_doubt = True
             return ConflictError(TOO_LATE)
         is_late = time.monotonic() > sent + LONGEST_TAKEOVER
@@ -442,7 +442,7 @@ class StoredAttempt(Attempt[ClaimRequest]):
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
             return row_locked()
-        if answer.granted and is_over(answer, sent):
+        if answer.granted and is_lease_over(answer, sent):
             self.in_doubt = True
             return TaskLockDatabaseError(TOO_LATE)
         if not answer.looks_free:
@@ -470,7 +470,7 @@ def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
     return sum(answer.granted for answer in answers.values())
 
 
-def is_over(answer: ClaimAnswer, sent: float) -> bool:
+def is_lease_over(answer: ClaimAnswer, sent: float) -> bool:
     """Return whether the granted lease has ended by now."""
     lasts = (answer.locked_until - answer.database_time).total_seconds()
     return time.monotonic() > sent + lasts

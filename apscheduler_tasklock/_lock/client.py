@@ -89,7 +89,7 @@ from apscheduler_tasklock._lock.replica import (
     note_times,
     shared_replica,
 )
-from apscheduler_tasklock._lock.test_doubles import current_standing
+from apscheduler_tasklock._lock.test_doubles import active_stand_in
 from apscheduler_tasklock._shutdown import (
     CANCEL_LIMIT,
     SHORTEST_CLOSING,
@@ -1098,12 +1098,10 @@ def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
 
 def client_now(client: LockClient) -> LockClient:
     """Return the client to claim with now: this one, or in a test the client of a stand-in."""
-    standing, settings = current_standing(), client.settings
-    if standing is None or settings.stand_in is not None:
+    active, settings = active_stand_in(), client.settings
+    if active is None or settings.stand_in is not None:
         return client
-    return standing.client(
-        settings, lambda: LockClient(replace(settings, stand_in=standing.stand_in))
-    )
+    return active.client(settings, lambda: LockClient(replace(settings, stand_in=active.stand_in)))
 
 
 def _ignore(_outcome: Outcome[Any]) -> None:
@@ -1112,8 +1110,8 @@ def _ignore(_outcome: Outcome[Any]) -> None:
 
 def is_made_for_now(client: LockClient) -> bool:
     """Return whether a client uses the stand-in that is set, or the database if none is set."""
-    standing = current_standing()
-    return client.settings.stand_in is (None if standing is None else standing.stand_in)
+    active = active_stand_in()
+    return client.settings.stand_in is (None if active is None else active.stand_in)
 
 
 def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
@@ -1128,8 +1126,8 @@ def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
         database in another way
     """
     is_usable = not client.closed and is_made_for_now(client)
-    standing = current_standing()
-    stand_in = None if standing is None else standing.stand_in
+    active = active_stand_in()
+    stand_in = None if active is None else active.stand_in
     settings = replace(client.settings, stand_in=stand_in)
     if stand_in is not None or scheduler is None:
         return client if is_usable else LockClient(settings)

@@ -659,7 +659,7 @@ def unsaved(job_id: str) -> TaskLockError:
     )
 
 
-def is_removed(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
+def remove_job(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
     """Remove a job; return whether there was one.
 
     :param ask: sends a statement, perhaps several times, because an answer can be lost

@@ -34,11 +34,11 @@ from apscheduler_tasklock._lock.job_rows import (
     JobChange,
     JobRow,
     StoredTask,
-    is_removed,
+    remove_job,
     unsaved,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
-from apscheduler_tasklock._lock.test_doubles import current_standing
+from apscheduler_tasklock._lock.test_doubles import active_stand_in
 from apscheduler_tasklock._runs.job_functions import check_body_runs
 from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
@@ -181,7 +181,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             executor whose task locks are in another database, schema or table
         :raises TaskLockStateError: :mod:`apscheduler_tasklock.testing` replaces the database
         """
-        if current_standing() is not None:
+        if active_stand_in() is not None:
             raise TaskLockStateError(
                 f"{type(self).__name__}: there is no database to read the jobs from, because "
                 "apscheduler_tasklock.testing stands in for it. Give the scheduler APScheduler's "
@@ -375,7 +375,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         :raises JobLookupError: there is no such job
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if not is_removed(self._ask, self.locks.jobs, job_id):
+        if not remove_job(self._ask, self.locks.jobs, job_id):
             raise JobLookupError(job_id)
 
     def remove_all_jobs(self) -> None:

@@ -88,7 +88,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
-from apscheduler_tasklock._lock.test_doubles import standing_in
+from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
@@ -214,11 +214,11 @@ __all__ = [
     "sent",
     "set_by",
     "severity_of",
-    "standing_in",
     "statements_of",
     "takeover_of",
     "tasks_of_one",
     "text_of",
+    "use_stand_in",
     "with_findings",
     "with_late_takeovers",
 ]

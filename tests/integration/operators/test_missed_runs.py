@@ -36,7 +36,7 @@ from tests.support.waist import (
     MissNote,
     MissNotes,
     ScheduleNotes,
-    standing_in,
+    use_stand_in,
 )
 
 MakeReplica = Callable[..., Replica]
@@ -112,7 +112,7 @@ class Noted(MemoryTaskLocks):
 @pytest.fixture
 def memory() -> Iterator[Noted]:
     noted = Noted()
-    with standing_in(noted):
+    with use_stand_in(noted):
         yield noted
 
 
