@@ -120,7 +120,7 @@ class UnlockedProtocol:
     def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
         """Carry out a message, and return its answer."""
         how = _HOW.get(type(message))
-        answer: Answer = how(self, message) if how else nothing(cursor, message)
+        answer: Answer = how(self, message) if how else empty_answer(cursor, message)
         return answer
 
     def _claim(self, message: Claim) -> ClaimAnswer:
@@ -205,7 +205,7 @@ _EMPTY: dict[type[Message[Any]], Callable[[], Any]] = {
 }
 
 
-def nothing(cursor: Any, message: Message[Any]) -> Any:
+def empty_answer(cursor: Any, message: Message[Any]) -> Any:
     """Return the empty answer to a message that means nothing to a stand-in.
 
     :param cursor: raises the error of a message that needs the database

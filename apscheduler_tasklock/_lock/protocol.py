@@ -292,7 +292,7 @@ class TaskLockStatements:
         ]
         for each, name in product(asked, END_TEXTS):
             if each[name] is not None:
-                each[name] = storable_reason(cursor.connection, str(each[name]))
+                each[name] = replace_unstorable(cursor.connection, str(each[name]))
         if asked and self._correct_history.recording:
             self._execute(cursor, self._correct_history, many(asked))
 
@@ -499,13 +499,13 @@ def _storable_notes(
     """Return the parameter of notes for the run history, without those that cannot be stored."""
     connection = cursor.connection
     return many(
-        {**note.parameters, "reason": storable_reason(connection, note.reason)}
+        {**note.parameters, "reason": replace_unstorable(connection, note.reason)}
         for note in notes
         if not lacking(connection, note.task_name)
     )
 
 
-def storable_reason(connection: Any, reason: str) -> str:
+def replace_unstorable(connection: Any, reason: str) -> str:
     """Return a reason in characters that this database stores.
 
     A reason may have names of jobs and replicas that PostgreSQL cannot store.

@@ -23,12 +23,12 @@ from apscheduler_tasklock.errors import TaskLockSchemaError
 from apscheduler_tasklock.schema.check import UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
     BASE,
+    FoundTables,
     Plan,
-    There,
     dropping,
-    find,
+    find_tables,
+    find_tables_and_revision,
     is_of_rights,
-    look,
     newer_than,
     upgrading,
     wrong_role,
@@ -102,7 +102,7 @@ class MigrateTables(Operation):
             return
         _, *known = revisions()
 
-        def planned(there: There) -> Plan:
+        def planned(there: FoundTables) -> Plan:
             if self.before == BASE:
                 return dropping(there, known)
             if there.noted is not None and there.noted not in known:
@@ -139,10 +139,10 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
         _upgrade(schema_editor, revisions()[-1])
 
 
-def _find(connection: Any) -> There:
+def _find(connection: Any) -> FoundTables:
     configured = configuration()
     with connection.cursor() as cursor:
-        return find(partial(_rows, cursor), configured.schema, configured.table)
+        return find_tables(partial(_rows, cursor), configured.schema, configured.table)
 
 
 def _is_done_by_others(connection: Any) -> bool:
@@ -167,8 +167,8 @@ def _upgrade(schema_editor: Any, revision: str) -> None:
 
 @contextmanager
 def _migrating(
-    schema_editor: Any, planned: Callable[[There], Plan]
-) -> Iterator[tuple[There, Plan]]:
+    schema_editor: Any, planned: Callable[[FoundTables], Plan]
+) -> Iterator[tuple[FoundTables, Plan]]:
     """Plan the migration, and execute the statements that come before the revisions.
 
     No other process migrates until this transaction ends.
@@ -178,7 +178,7 @@ def _migrating(
         with schema_editor.connection.cursor() as cursor:
             execute = partial(_rows, cursor)
             wait_for_others(execute)
-            there = look(execute, configured.schema, configured.table)
+            there = find_tables_and_revision(execute, configured.schema, configured.table)
         plan = planned(there)
     except TaskLockSchemaError as error:
         raise CommandError(str(error)) from error
@@ -210,7 +210,7 @@ def _is_before(revision: str, other: str) -> bool:
     return known.index(revision) < known.index(other)
 
 
-def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:
+def _execute(schema_editor: Any, start: str, end: str, there: FoundTables) -> None:
     if start == BASE and there.versions is not None:
         # A downgrade has left an empty version table. It is dropped, because the statements create
         # it again.

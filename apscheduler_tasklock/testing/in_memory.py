@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 from uuid import UUID, uuid4
 
-from apscheduler_tasklock._lock.always_granted import monotonic_now, nothing
+from apscheduler_tasklock._lock.always_granted import empty_answer, monotonic_now
 from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.protocol_messages import (
     Answer,
@@ -121,7 +121,7 @@ class MemoryProtocol:
         """Carry out a message, and return its answer."""
         how = _HOW.get(type(message))
         with self._locks.lock:
-            answer: Answer = how(self, message) if how else nothing(cursor, message)
+            answer: Answer = how(self, message) if how else empty_answer(cursor, message)
             return answer
 
     def _decide(self, request: Any) -> Any:

@@ -31,7 +31,7 @@ from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.heartbeat import seconds_after_last_renewal
+from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
@@ -280,7 +280,7 @@ class SimulatedClient(LockClient):
     def _take_in(self, decided: Sequence[tuple[AnyAttempt, Claimed]], tell: Report) -> None:
         for _, claimed in decided:
             if isinstance(claimed, HeldLock):
-                self._renew_later(claimed, seconds_after_last_renewal(claimed))
+                self._renew_later(claimed, seconds_from_last_renewal_to_end(claimed))
         tell(decided)
 
     def _decide_all(
