@@ -354,7 +354,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             self._to_undo, self.in_doubt = None, False
 
 
-class RerunAttempt(Attempt[RerunRequest]):
+class RerunClaimAttempt(Attempt[RerunRequest]):
     """A claim of a takeover, a retry or a manual run. One statement can have several of a kind.
 
     A grant that came too late is sent again, so that its lease begins anew. If that fails, it ends
@@ -367,7 +367,7 @@ class RerunAttempt(Attempt[RerunRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[RerunAttempt]
+        cls, cursor: Any, requests: Sequence[RerunClaimAttempt]
     ) -> list[Decision | TaskLockError]:
         """Send several claims in one statement; the answer is ``None`` if a row is gone."""
         context, sent = requests[0]._context, time.monotonic()
@@ -399,7 +399,7 @@ class RerunAttempt(Attempt[RerunRequest]):
         return Decision(answer, sent)
 
 
-class StoredAttempt(Attempt[ClaimRequest]):
+class StoredClaimAttempt(Attempt[ClaimRequest]):
     """A claim of a stored job's run time, which also moves the job to its next run time.
 
     One statement can have several of these claims. A grant that came too late is handed over,
@@ -408,11 +408,11 @@ class StoredAttempt(Attempt[ClaimRequest]):
 
     def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
-        self.kind = StoredAttempt
+        self.kind = StoredClaimAttempt
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[StoredAttempt], most: int | None = None
+        cls, cursor: Any, requests: Sequence[StoredClaimAttempt], most: int | None = None
     ) -> list[Decision | TaskLockError]:
         """Send several claims in one statement.
 
@@ -453,7 +453,7 @@ class StoredAttempt(Attempt[ClaimRequest]):
 
 
 # An attempt at a claim of any kind.
-AnyAttempt: TypeAlias = ClaimAttempt | RerunAttempt | StoredAttempt
+AnyAttempt: TypeAlias = ClaimAttempt | RerunClaimAttempt | StoredClaimAttempt
 
 
 def report_closed_runs(

@@ -47,8 +47,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
@@ -351,9 +351,9 @@ class LockClient:
         if self.closed or self._pid != os.getpid():
             raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
         if isinstance(request, RerunRequest):
-            return RerunAttempt(request, self._context)
+            return RerunClaimAttempt(request, self._context)
         if request.move is not None:
-            return StoredAttempt(request, self._context)
+            return StoredClaimAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
 
     def claim(self, wanted: AnyRequest | AnyAttempt) -> HeldLock | Refusal | None:
@@ -470,7 +470,7 @@ class LockClient:
             sure that granted locks are released.
         """
         wanted_at = min(map(self._want, attempts))
-        if len(attempts) == 1 and not isinstance(attempts[0], StoredAttempt):
+        if len(attempts) == 1 and not isinstance(attempts[0], StoredClaimAttempt):
             self._begin(SingleClaimTicket, attempts[0], wanted_at, report)
         else:
             claims = LimitedClaims(attempts, most)  # type: ignore[arg-type]  # of one kind

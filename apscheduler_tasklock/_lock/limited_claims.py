@@ -17,8 +17,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     BeyondLimitError,
     ClaimAttempt,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._values import logger_of
@@ -44,7 +44,7 @@ Report: TypeAlias = Callable[[Sequence[tuple[AnyAttempt, Claimed]]], object]
 
 
 # An attempt at one of several claims, of which a limited number is granted.
-LimitedAttempt: TypeAlias = ClaimAttempt | StoredAttempt
+LimitedAttempt: TypeAlias = ClaimAttempt | StoredClaimAttempt
 
 
 class LimitedClaims(Request[None]):
@@ -202,5 +202,5 @@ class SingleClaimTicket(_QueueTicket):
     locked_backoff = ()
 
     def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
-        assert isinstance(self.request, (ClaimAttempt, RerunAttempt, StoredAttempt))
+        assert isinstance(self.request, (ClaimAttempt, RerunClaimAttempt, StoredClaimAttempt))
         return [(self.request, outcome)]

@@ -32,8 +32,8 @@ from apscheduler_tasklock._lock.claim_attempts import (
     ClaimAttempt,
     ClaimContext,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -478,8 +478,8 @@ def believing(protocol: Any) -> ClaimContext:
 def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyAttempt:
     """Return a claim that is sent until its answer can be used."""
     if isinstance(request, RerunRequest):
-        return RerunAttempt(request, context)
-    return (StoredAttempt if request.move else ClaimAttempt)(request, context)
+        return RerunClaimAttempt(request, context)
+    return (StoredClaimAttempt if request.move else ClaimAttempt)(request, context)
 
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:
@@ -492,7 +492,7 @@ def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any
 
 def is_takeover(wanted: object) -> bool:
     """Return whether a claim is to take over a dead run."""
-    return isinstance(wanted, RerunAttempt) and wanted.request.kind == "takeover"
+    return isinstance(wanted, RerunClaimAttempt) and wanted.request.kind == "takeover"
 
 
 def hear_of_probes(heard: Callable[[], object]) -> Callable[[], None]:
