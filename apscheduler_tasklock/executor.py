@@ -67,7 +67,6 @@ from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.manual_runs import ManualRuns
@@ -81,6 +80,7 @@ from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.reports import Notifier, Reports, event_of_closed
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
 from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
@@ -299,7 +299,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if self._defaults.failover and self._defaults.lease is not None:
             leases.append(self._defaults.lease)
         self._known = KnownTasks(min(leases, default=None))
-        self._notices = JobNotices()  # log lines about jobs that are skipped here
+        self._notices = SkippedJobsLog()  # log lines about jobs that are skipped here
         self._missed = MissedRuns(locks, self._poll_interval)
         self._registrar = Registrar(
             locks,

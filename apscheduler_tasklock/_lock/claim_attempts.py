@@ -60,7 +60,7 @@ LONGEST_TAKEOVER = 1.0
 CAME_LATE = "the claim reached the database when nobody waited for it any more"
 
 
-class BeyondLimitError(ConflictError):
+class GrantLimitError(ConflictError):
     """The claim was not granted, because other claims had reached the limit of grants before."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         stored is not sent.
 
         :param most: limits how many claims are granted, in the order of ``requests``; each claim
-            beyond the limit gets a :class:`BeyondLimitError`
+            beyond the limit gets a :class:`GrantLimitError`
         """
         problems = [unstorable(cursor.connection, each.task_name) for each in requests]
         stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
@@ -299,7 +299,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         # gets the same error as a claim beyond the limit, so that the claim is sent again only
         # when a worker is free.
         return [
-            BeyondLimitError() if is_limited and isinstance(each, RowLockedError) else each
+            GrantLimitError() if is_limited and isinstance(each, RowLockedError) else each
             for each in decided
         ]
 
@@ -419,7 +419,7 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
         A claim whose task's name cannot be stored is not sent.
 
         :param most: limits how many claims are granted, in the order of ``requests``; each claim
-            beyond the limit gets a :class:`BeyondLimitError`
+            beyond the limit gets a :class:`GrantLimitError`
         """
         problems = [unstorable(cursor.connection, each.task_name) for each in requests]
         asked = [each.request for each, no in zip(requests, problems, strict=True) if not no]
@@ -449,7 +449,7 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
             return Decision(answer, sent)
         if not answer.is_in_time(times.not_after):
             return ConflictError(CAME_LATE)
-        return BeyondLimitError() if is_limited else row_locked()
+        return GrantLimitError() if is_limited else row_locked()
 
 
 # An attempt at a claim of any kind.

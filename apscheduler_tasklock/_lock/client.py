@@ -43,10 +43,10 @@ from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     AnyRequest,
-    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
+    GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
 )
@@ -511,7 +511,7 @@ class LockClient:
         """Make the result of a queue's claim from its outcome, in the database's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
-        if isinstance(error, BeyondLimitError):
+        if isinstance(error, GrantLimitError):
             attempt.wanted_at = None  # because no worker is free
             return NotNow.BEYOND
         if isinstance(error, RowLockedError):

@@ -14,9 +14,9 @@ from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
-    BeyondLimitError,
     ClaimAttempt,
     Decision,
+    GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
 )
@@ -88,7 +88,7 @@ class LimitedClaims(Request[None]):
         if self._left == 0:
             parts, self._parts = self._parts, []
             for attempt in (attempt for part in parts for attempt in part):
-                self._note(attempt, BeyondLimitError())
+                self._note(attempt, GrantLimitError())
 
     def _note(self, attempt: LimitedAttempt, decided: Decision | Exception) -> None:
         if isinstance(decided, Exception):

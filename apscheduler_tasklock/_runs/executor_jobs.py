@@ -18,9 +18,9 @@ from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registrat
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_body_runs, function_reference
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.standby import may_stand_in
 from apscheduler_tasklock._runs.submission import (
     Gaps,
@@ -84,7 +84,7 @@ class ExecutorJobs:
         run_unlocked: bool,
         logger_name: Callable[[], str],
         submit_again: Callable[[Submission, Callable[[], None]], None],
-        notices: Callable[[], JobNotices],
+        notices: Callable[[], SkippedJobsLog],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler

@@ -15,8 +15,8 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
 from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, TaskRow
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import JobKey
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -70,7 +70,7 @@ class Registrar:
         is_shared: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         timings: Timings | None = None,
-        notices: JobNotices | None = None,
+        notices: SkippedJobsLog | None = None,
         note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
         forget: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
@@ -81,7 +81,7 @@ class Registrar:
         self._is_shared = is_shared
         self._stored_tasks = stored_tasks
         self._interval = (timings or Timings()).report_interval
-        self._notices = notices or JobNotices()
+        self._notices = notices or SkippedJobsLog()
         self._note_rescheduled = note_rescheduled
         self._forget = forget
         self._lock = threading.Lock()

@@ -43,7 +43,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, Ta
 logger = logger_of(__name__)
 
 
-class Jobs(Protocol):
+class WatchedJobs(Protocol):
     """The scheduler's jobs on one executor, as a look needs them."""
 
     def list_tasks(self) -> Iterable[tuple[str, JobKey, float | None]]:
@@ -114,7 +114,7 @@ class Watch:
         self,
         locks: LockClient,
         known: KnownTasks,
-        jobs: Jobs,
+        jobs: WatchedJobs,
         deferred: DeferredRuns,
         registrar: Registrar,
         scheduler_state: Callable[[], int],

@@ -29,9 +29,9 @@ from apscheduler_tasklock.schema.drift import (
     find_tables,
     find_tables_and_revision,
     is_of_rights,
-    newer_than,
+    newer_tables_error,
     upgrading,
-    wrong_role,
+    wrong_role_error,
 )
 from apscheduler_tasklock.schema.migrations import (
     log_notes,
@@ -106,7 +106,7 @@ class MigrateTables(Operation):
             if self.before == BASE:
                 return dropping(there, known)
             if there.noted is not None and there.noted not in known:
-                raise newer_than(there, known[-1])
+                raise newer_tables_error(there, known[-1])
             return Plan(runs_revisions=bool(there.tables))  # else there is nothing to alter
 
         with _migrating(schema_editor, planned) as (there, plan):
@@ -190,7 +190,9 @@ def _migrating(
         cause = error.__cause__
         if cause is None or not is_of_rights(cause):
             raise
-        raise CommandError(str(wrong_role(there, UPGRADE_COMMAND, one_line(cause)))) from error
+        raise CommandError(
+            str(wrong_role_error(there, UPGRADE_COMMAND, one_line(cause)))
+        ) from error
     log_notes(plan.notes)
 
 

@@ -32,8 +32,8 @@ from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
 from apscheduler_tasklock._lock.protocol_messages import JobMove
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._runs.trigger_times import few_steps
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
@@ -194,7 +194,7 @@ class DueJobs:
         alias: str,
         codec: JobCodec,
         interval: float,
-        notices: JobNotices,
+        notices: SkippedJobsLog,
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs

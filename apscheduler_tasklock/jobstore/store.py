@@ -40,7 +40,7 @@ from apscheduler_tasklock._lock.job_rows import (
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._lock.test_doubles import active_stand_in
 from apscheduler_tasklock._runs.job_functions import check_body_runs
-from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
 from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time, tzinfo_of
 from apscheduler_tasklock._shutdown import Shutdown
@@ -155,7 +155,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
                 where,
             )
         self._missing = Backoff()  # modules whose import failed
-        self._notices = JobNotices()  # about jobs that cannot run here
+        self._notices = SkippedJobsLog()  # about jobs that cannot run here
         self._has_warned_of_instances = False
         self._warned_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # by executor
         self._inside: SchedulerInside | None = None
@@ -168,7 +168,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """Replace the parent's connection, and drop its thread. Called in a forked child."""
         self.locks = self.locks.for_child()
         self._due = None
-        self._notices = JobNotices()
+        self._notices = SkippedJobsLog()
 
     # ---- the scheduler's calls -----------------------------------------------------------------
 

@@ -168,7 +168,7 @@ def find_tables_and_revision(execute: Execute, schema: str | None, table: str) -
         return there
     if not there.versions.readable:
         said = f"permission denied for table {table}{VERSION_SUFFIX}"
-        raise wrong_role(there, UPGRADE_COMMAND, said)
+        raise wrong_role_error(there, UPGRADE_COMMAND, said)
     noted = execute(f"SELECT version_num FROM {there.versions_name}")
     return replace(there, noted=noted[0][0] if noted else None)
 
@@ -277,7 +277,7 @@ def dropping(there: FoundTables, known: Sequence[str]) -> Plan:
     """
     if there.tables and there.noted not in known:
         if there.noted is not None:
-            raise newer_than(there, known[-1])
+            raise newer_tables_error(there, known[-1])
         if there.incomplete:
             raise _made_otherwise(there, *there.incomplete)
     statements = []
@@ -289,7 +289,7 @@ def dropping(there: FoundTables, known: Sequence[str]) -> Plan:
     return Plan(tuple(statements))
 
 
-def newer_than(there: FoundTables, head: str) -> TaskLockSchemaError:
+def newer_tables_error(there: FoundTables, head: str) -> TaskLockSchemaError:
     """Return the error for tables that this library cannot downgrade."""
     return TaskLockSchemaError(
         f"the tables of {there.declared.fullname} are of a newer version of this library (revision "
@@ -314,7 +314,7 @@ def _code_of(error: BaseException | None) -> str | None:
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
-def not_as_noted(there: FoundTables, said: str) -> TaskLockSchemaError:
+def not_as_noted_error(there: FoundTables, said: str) -> TaskLockSchemaError:
     """Return the error for tables that a revision cannot change.
 
     :param said: PostgreSQL's message
@@ -326,7 +326,7 @@ def not_as_noted(there: FoundTables, said: str) -> TaskLockSchemaError:
     )
 
 
-def wrong_role(there: FoundTables, what: str, said: str) -> TaskLockSchemaError:
+def wrong_role_error(there: FoundTables, what: str, said: str) -> TaskLockSchemaError:
     """Return the error for a role that may not migrate the tables.
 
     :param what: the command to run as another role

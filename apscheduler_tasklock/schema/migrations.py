@@ -35,10 +35,10 @@ from apscheduler_tasklock.schema.drift import (
     find_tables_and_revision,
     is_of_drift,
     is_of_rights,
-    newer_than,
-    not_as_noted,
+    newer_tables_error,
+    not_as_noted_error,
     upgrading,
-    wrong_role,
+    wrong_role_error,
 )
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
@@ -349,10 +349,10 @@ def _explained(
     if error.orig is None:
         return None
     if is_of_drift(error.orig):
-        return not_as_noted(there, one_line(error.orig))
+        return not_as_noted_error(there, one_line(error.orig))
     if is_of_rights(error.orig):
         what = DOWNGRADE_COMMAND if _to_base(context) else UPGRADE_COMMAND
-        return wrong_role(there, what, one_line(error.orig))
+        return wrong_role_error(there, what, one_line(error.orig))
     return None
 
 
@@ -366,7 +366,7 @@ def _plan(context: MigrationContext, there: FoundTables) -> Plan:
     what = context.opts["fn"].__name__
     if what == "downgrade" or (what == "to_revision" and _goes_back(context, there, known)):
         if there.noted is not None and there.noted not in known:
-            raise newer_than(there, known[-1])
+            raise newer_tables_error(there, known[-1])
     elif what in ("upgrade", "to_revision"):
         return upgrading(there, known)
     return Plan(runs_revisions=True)  # also for `alembic stamp`

@@ -23,9 +23,9 @@ from apscheduler_tasklock._database.sequences import Statement, Statements, ask_
 from apscheduler_tasklock._runs import claim_request
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.tasks import Tasks
 from apscheduler_tasklock._runs.watch import Watch
@@ -166,7 +166,7 @@ class ReplicaExecutor:
             run_unlocked=False,
             logger_name=lambda: __name__,
             submit_again=submit,
-            notices=JobNotices,
+            notices=SkippedJobsLog,
             clock=clock,
         )
         known = KnownTasks()

@@ -22,10 +22,10 @@ from tests.contract.store_replica import PERIOD, StoreReplica, requested, step
 from tests.support.job_rows import job_row, wal_bytes
 from tests.support.polling import eventually
 from tests.support.waist import (
-    BeyondLimitError,
     ClaimAnswer,
     ClaimTimes,
     Decision,
+    GrantLimitError,
     JobMove,
     StoredClaims,
     attempt,
@@ -373,7 +373,7 @@ def told(decided: Any) -> str:
         assert decided.answer is not None
         answer = decided.answer
         return "granted" if answer.granted else "withdrawn" if answer.withdrawn else "refused"
-    return {BeyondLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
+    return {GrantLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
 
 
 @pytest.fixture(params=["rows", "no rows", "some rows"])

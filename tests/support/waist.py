@@ -28,10 +28,10 @@ from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
-    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
+    GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
 )
@@ -128,7 +128,6 @@ __all__ = [
     "UNNOTED",
     "AnyAttempt",
     "Ask",
-    "BeyondLimitError",
     "Claim",
     "ClaimAnswer",
     "ClaimRequest",
@@ -139,6 +138,7 @@ __all__ = [
     "EndLease",
     "Extend",
     "GiveUp",
+    "GrantLimitError",
     "JobMove",
     "Lead",
     "LockClient",

@@ -30,8 +30,8 @@ from apscheduler_tasklock._lock.statements.conditions import (
     ROW_COLUMNS,
     SAFELY,
     SHORTEST_WAIT,
-    all_pauses,
     listed_pauses,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, IS_FIRST, History, again
@@ -120,7 +120,6 @@ __all__ = [
     "Statement",
     "add_one_offs",
     "again",
-    "all_pauses",
     "claim",
     "claim_and_move",
     "claim_many",
@@ -137,6 +136,7 @@ __all__ = [
     "move_on",
     "note_misses",
     "note_reschedulings",
+    "pauses_of_all",
     "probe",
     "prune",
     "read",
