@@ -51,7 +51,7 @@ from apscheduler_tasklock._runs.adapter import (
     call_in_scheduler_thread,
     cancels_coroutines,
     check_gevent,
-    dispatcher,
+    event_dispatcher,
     has_processes,
     intercept_reports,
     interpreter_is_ending,
@@ -884,7 +884,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Return the notifier of coroutines or of functions; it is made at the first call."""
         notifier = self._notifiers.get(awaited)
         if notifier is None:
-            dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            dispatch = event_dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
             notifier = self._notifiers[awaited] = Notifier(
                 partial(call_where_allowed, dispatch),
                 self._blocked,
@@ -918,7 +918,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _given_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
         """Report a dead run that is given up."""
         job_id, jobstore = key
-        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=False)
+        dispatch = event_dispatcher(self._inner, self._adapter.dispatch, awaited=False)
         if closed.outcome is not None:  # else its holder has reported that it was handed over
             dispatch(event_of_closed(closed, dead.task_name, key))
         what, run_time = f"the window of {dead.window_start}", dead.window_start

@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Message,
     MissNotes,
     Prune,
-    Read,
+    ReadTasks,
     Registrations,
     ReleaseAnswer,
     ReleaseRequest,
@@ -172,7 +172,7 @@ class UnlockedProtocol:
         found = ((each, self._unlocked.find(each.claim_id)) for each in message.requests)
         return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
 
-    def _read(self, _message: Read) -> tuple[list[TaskRow], datetime]:
+    def _read(self, _message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         return [], monotonic_now()
 
     def _report_replica(self, message: SignOfLife) -> tuple[datetime, int]:
@@ -190,7 +190,7 @@ _HOW: dict[type[Message[Any]], Callable[[UnlockedProtocol, Any], Any]] = {
     EndLease: UnlockedProtocol._end_lease,
     Extend: UnlockedProtocol._extend,
     Renewals: UnlockedProtocol._renew,
-    Read: UnlockedProtocol._read,
+    ReadTasks: UnlockedProtocol._read,
     SignOfLife: UnlockedProtocol._report_replica,
     Lead: UnlockedProtocol._lead,
 }

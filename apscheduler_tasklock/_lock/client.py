@@ -69,7 +69,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockEnds,
     Message,
-    Read,
+    ReadTasks,
     Refusal,
     Registered,
     Registration,
@@ -716,7 +716,7 @@ class LockClient:
 
         def read(cursor: Any) -> list[TaskRow]:
             sent = time.monotonic()
-            asked = Read(task_names, always)
+            asked = ReadTasks(task_names, always)
             states, database_time = self._protocol.execute(cursor, asked)
             self._learn(sent, database_time)
             return states

@@ -38,7 +38,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNote,
     MissNotes,
     Prune,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -175,7 +175,7 @@ class TaskLockStatements:
         self._give_up = recording(statements.give_up, GiveUp)
         self._lead = Statement(statements.lead(name), None, Lead)
         self._renew = Statement(statements.renew(name), LockEnds)
-        self._read = Statement(statements.read(name), None, Read)
+        self._read = Statement(statements.read_tasks(name), None, ReadTasks)
         self._note_misses = self._note_reschedulings = None
         if runs:
             self._note_misses = Statement(statements.note_misses(name, runs), None, MissNotes)
@@ -309,7 +309,7 @@ class TaskLockStatements:
         self._execute(cursor, self._renew, arrays)
         return self._renew.by_column(cursor, "claim_id")
 
-    def _read_states(self, cursor: Any, message: Read) -> tuple[list[TaskRow], datetime]:
+    def _read_states(self, cursor: Any, message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         names = [name for name in message.task_names if not lacking(cursor.connection, name)]
         rows = self._read_rows(cursor, replace(message, task_names=names))
         are_read_only = [row.pop("read_only") for row in rows]
@@ -318,7 +318,7 @@ class TaskLockStatements:
         states = [TaskRow(**row) for row in rows if row["task_name"] is not None]
         return states, rows[0]["database_time"]
 
-    def _read_rows(self, cursor: Any, message: Read) -> list[dict[str, Any]]:
+    def _read_rows(self, cursor: Any, message: ReadTasks) -> list[dict[str, Any]]:
         """Return the rows of the tasks, without rows that PostgreSQL cannot compute with."""
         names = message.task_names
         message = replace(message, always=list(set(message.always).intersection(names)))
@@ -327,7 +327,7 @@ class TaskLockStatements:
         except _ERROR_OF_ONE:
             # The error is not logged here, because the claims of the job log it.
             if len(names) == 1:
-                return self._read_rows(cursor, Read(()))
+                return self._read_rows(cursor, ReadTasks(()))
             half = len(names) // 2
             first = self._read_rows(cursor, replace(message, task_names=names[:half]))
             return first + self._read_rows(cursor, replace(message, task_names=names[half:]))
@@ -485,7 +485,7 @@ _HOW: dict[type[Message[Any]], Callable[[TaskLockStatements, Any, Any], Any]] = 
     GiveUp: TaskLockStatements._give_up_one,
     Lead: TaskLockStatements._lead_one,
     Renewals: TaskLockStatements._renew_all,
-    Read: TaskLockStatements._read_states,
+    ReadTasks: TaskLockStatements._read_states,
     Registrations: TaskLockStatements._register_all,
     SignOfLife: TaskLockStatements._report_replica,
     MissNotes: TaskLockStatements._note_missed,

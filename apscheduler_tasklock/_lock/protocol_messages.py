@@ -545,7 +545,7 @@ class LockEnds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Read(Message[tuple[list["TaskRow"], datetime]]):
+class ReadTasks(Message[tuple[list["TaskRow"], datetime]]):
     """A request for the rows of tasks that need an action, such as a takeover.
 
     The answer has the database's time, too. A task's row is left out if PostgreSQL cannot compute

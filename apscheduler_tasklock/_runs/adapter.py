@@ -616,7 +616,7 @@ def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:
     )
 
 
-def dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:
+def event_dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:
     """Return a function that dispatches lock events where the executor dispatches its own events.
 
     If the executor dispatches them on an event loop, listeners may rely on being called there.

@@ -27,7 +27,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     LockEnds,
     Message,
     Prune,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -177,7 +177,7 @@ class MemoryProtocol:
     def _renew_all(self, message: Renewals) -> dict[UUID, LockEnds]:
         return _answers(message.requests, self._decide)
 
-    def _read(self, message: Read) -> tuple[list[TaskRow], datetime]:
+    def _read(self, message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         now, always = self._locks.now(), message.always
         rows = [self._locks.rows[n] for n in message.task_names if n in self._locks.rows]
         found = [
@@ -235,7 +235,7 @@ _HOW: dict[type[Message[Any]], Callable[[MemoryProtocol, Any], Any]] = {
     ReleaseRequest: MemoryProtocol._release,
     Releases: MemoryProtocol._release_all,
     Renewals: MemoryProtocol._renew_all,
-    Read: MemoryProtocol._read,
+    ReadTasks: MemoryProtocol._read,
     Registrations: MemoryProtocol._register_all,
     SignOfLife: MemoryProtocol._report_replica,
     Stop: MemoryProtocol._stop,

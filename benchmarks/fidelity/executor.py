@@ -34,7 +34,7 @@ from benchmarks.fidelity.trace import Fire
 from tests.support.waist import (
     ClaimRequest,
     LockProtocol,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -75,7 +75,7 @@ class TravellingClient:
 
     def reading(self, names: Sequence[str], always: Sequence[str] = ()) -> Statement:
         """Return the statement that reads the rows which call for something."""
-        return lambda cursor: self._protocol.execute(cursor, Read(names, always))[0]
+        return lambda cursor: self._protocol.execute(cursor, ReadTasks(names, always))[0]
 
     def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         """Register tasks."""

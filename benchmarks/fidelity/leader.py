@@ -17,7 +17,7 @@ from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import LockProtocol, Message, Read, Resign
+from tests.support.waist import LockProtocol, Message, ReadTasks, Resign
 
 
 class LeaderClient:
@@ -79,7 +79,7 @@ class Member:
         """Take the leadership if it is free; return what becomes of the kept run time."""
         self.looked_at = now
         names = [self._leadership.row, TASK]
-        states, _ = self._protocol.execute(self._rule.cursor(), Read(names, names))
+        states, _ = self._protocol.execute(self._rule.cursor(), ReadTasks(names, names))
         rows = {state.task_name: state for state in states}
         ask_here(self._leadership.take_or_renew(rows.get(self._leadership.row)), self._ask)
         if self.kept is None:

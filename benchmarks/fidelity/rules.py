@@ -29,7 +29,7 @@ from tests.support.waist import (
     GiveUp,
     LockProtocol,
     MemoryTaskLocks,
-    Read,
+    ReadTasks,
     Refusal,
     ReleaseRequest,
     Renewal,
@@ -332,7 +332,7 @@ class TaskLockRule(Rule):
 
     def read(self) -> TaskRow | None:
         """Return the last run, as a look reads it for a run time that waits."""
-        states, _ = self._protocol.execute(self.cursor(), Read([TASK], [TASK]))
+        states, _ = self._protocol.execute(self.cursor(), ReadTasks([TASK], [TASK]))
         return states[0] if states else None
 
     def runs_again(self, dead: TaskRow) -> bool:

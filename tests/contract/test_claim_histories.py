@@ -46,7 +46,7 @@ from tests.support.waist import (
     GiveUp,
     Memory,
     Prune,
-    Read,
+    ReadTasks,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
@@ -684,7 +684,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
-        found, database_time = self.one.ask(Read(["first", "second", "third"], always))
+        found, database_time = self.one.ask(ReadTasks(["first", "second", "third"], always))
         assert database_time == self.time
         expected = {
             task: the_rule.state_of(row, self.time)

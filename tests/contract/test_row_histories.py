@@ -45,7 +45,7 @@ from tests.support.waist import (
     Lead,
     Memory,
     Prune,
-    Read,
+    ReadTasks,
     Registration,
     Registrations,
     ReleaseRequest,
@@ -675,7 +675,7 @@ class Requests:
         always = self.rng.choice([(), TASKS])
 
         def ask(replica: Replica) -> Any:
-            states, now = replica.ask(Read(TASKS, always))
+            states, now = replica.ask(ReadTasks(TASKS, always))
             return {state.task_name: state for state in states}, now
 
         return ask

@@ -63,7 +63,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNote,
     MissNotes,
     Prune,
-    Read,
+    ReadTasks,
     Refusal,
     Registered,
     Registration,
@@ -156,7 +156,7 @@ __all__ = [
     "Parameters",
     "Pauser",
     "Prune",
-    "Read",
+    "ReadTasks",
     "Refusal",
     "Registered",
     "Registration",
@@ -453,7 +453,7 @@ class Replica(Statements):
         return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, TaskRow]:
-        states, _ = self.ask(Read(tasks, always))
+        states, _ = self.ask(ReadTasks(tasks, always))
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:

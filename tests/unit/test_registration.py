@@ -17,7 +17,7 @@ from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from tests.support.waist import (
     Memory,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -59,7 +59,7 @@ class Version(Replica):
         look_at(self._registrar, states, self.cursor)
 
     def _states(self, waiting: Collection[str]) -> list[TaskRow]:
-        states: list[TaskRow] = self.ask(Read(["task"], list(waiting)))[0]
+        states: list[TaskRow] = self.ask(ReadTasks(["task"], list(waiting)))[0]
         return states
 
     def change(self, schedule: str, next_in: float | None) -> None:

@@ -44,7 +44,7 @@ from tests.support.waist import (
     EndLease,
     GiveUp,
     Message,
-    Read,
+    ReadTasks,
     Registration,
     ReleaseRequest,
     TaskRow,
@@ -173,7 +173,7 @@ class Rows:
         )
 
     def state(self, task: str) -> TaskRow:
-        states, _ = self._statements.ask(Read([task], [task]))
+        states, _ = self._statements.ask(ReadTasks([task], [task]))
         return states[0]
 
 

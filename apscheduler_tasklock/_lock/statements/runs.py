@@ -339,7 +339,7 @@ def renew(table: str) -> str:
     """
 
 
-def read(table: str) -> str:
+def read_tasks(table: str) -> str:
     """Return the statement that reads the rows of tasks that need an action of a replica.
 
     Such a task has a dead run, a due time that has passed, or an open request for a manual run. The
