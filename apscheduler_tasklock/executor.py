@@ -42,32 +42,31 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     ClosedRun,
     MissedTimes,
-    RunState,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
-    call_as_scheduler,
+    call_in_scheduler_thread,
     cancels_coroutines,
     check_gevent,
-    dispatcher,
+    event_dispatcher,
     has_processes,
+    intercept_reports,
     interpreter_is_ending,
     is_wrapped_by_another,
     make_inner,
-    report_runs,
     unwrap,
     worker_count,
     wrap,
 )
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.claim_request import request_of
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
-from apscheduler_tasklock._runs.job_notices import JobNotices
-from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.manual_runs import ManualRuns
@@ -81,6 +80,7 @@ from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.reports import Notifier, Reports, event_of_closed
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
 from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
@@ -299,7 +299,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if self._defaults.failover and self._defaults.lease is not None:
             leases.append(self._defaults.lease)
         self._known = KnownTasks(min(leases, default=None))
-        self._notices = JobNotices()  # log lines about jobs that are skipped here
+        self._notices = SkippedJobsLog()  # log lines about jobs that are skipped here
         self._missed = MissedRuns(locks, self._poll_interval)
         self._registrar = Registrar(
             locks,
@@ -313,7 +313,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._missed.note_rescheduled,
             self._jobs.forget,
         )
-        self._kept = KeptRuns()
+        self._deferred = DeferredRuns()
         self._leadership = self._make_leadership(locks)
         self._presence = Presence(
             locks,
@@ -326,7 +326,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             locks,
             self._known,
             self._jobs,
-            self._kept,
+            self._deferred,
             self._registrar,
             lambda: self._adapter.state,
             self._poll_interval,
@@ -381,7 +381,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             coroutines=self._coroutines,
             wrap_function=self._wrap,
             note_begun=self._note_begun,
-            kept=self._kept,
+            deferred=self._deferred,
             leadership=self._leadership,
             note_unfinished=self._watch.note_unfinished,
             wake_look=self._watch.looks.wake,
@@ -457,7 +457,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         wrap(self, self._inner)
         runs = self._runs  # read now, because the locks of a test may have replaced it
         assert runs is not None
-        report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
+        intercept_reports(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
@@ -860,8 +860,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _count_active(self, submission: Submission) -> None:
         """Count a submission as active, and as an instance of its job, unless it is counted.
 
-        While its run is kept, a submission is not counted. So the submission is counted again when
-        the run is given to the wrapped executor.
+        While its run is deferred, a submission is not counted. So the submission is counted again
+        when the run is given to the wrapped executor.
         """
         with self._lock:
             if submission.claim_ids[0] not in self._active:
@@ -884,7 +884,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Return the notifier of coroutines or of functions; it is made at the first call."""
         notifier = self._notifiers.get(awaited)
         if notifier is None:
-            dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            dispatch = event_dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
             notifier = self._notifiers[awaited] = Notifier(
                 partial(call_where_allowed, dispatch),
                 self._blocked,
@@ -910,15 +910,15 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 not_now()
 
         try:
-            call_as_scheduler(self._inner, submit)
+            call_in_scheduler_thread(self._inner, submit)
         except RuntimeError as error:  # the loop is closed
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
 
-    def _given_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _given_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
         """Report a dead run that is given up."""
         job_id, jobstore = key
-        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=False)
+        dispatch = event_dispatcher(self._inner, self._adapter.dispatch, awaited=False)
         if closed.outcome is not None:  # else its holder has reported that it was handed over
             dispatch(event_of_closed(closed, dead.task_name, key))
         what, run_time = f"the window of {dead.window_start}", dead.window_start

@@ -53,9 +53,9 @@ from apscheduler_tasklock.schema.check import (
     Found,
     command,
     explain_rejection,
-    in_another_schema,
+    in_another_schema_error,
     look_up,
-    missing_table,
+    missing_table_error,
     problems_of,
     read_elsewhere,
 )
@@ -529,9 +529,9 @@ class _Examination:
             there = read_elsewhere(self._cursor, table) if is_elsewhere else []
             yield _wrong(
                 what,
-                in_another_schema(self._task_lock, [table], there, self._role)
+                in_another_schema_error(self._task_lock, [table], there, self._role)
                 if there
-                else missing_table(self._task_lock, table),
+                else missing_table_error(self._task_lock, table),
             )
             return
         problems = list(self._problems(found))

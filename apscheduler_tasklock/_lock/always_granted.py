@@ -21,6 +21,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
@@ -29,8 +30,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Message,
     MissNotes,
     Prune,
-    Read,
-    ReadTimes,
+    ReadTasks,
     Registrations,
     ReleaseAnswer,
     ReleaseRequest,
@@ -40,11 +40,11 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
+    TaskRow,
 )
 
 # The moment at which the monotonic clock was 0. `monotonic_now` adds the monotonic clock to this
@@ -126,7 +126,7 @@ class UnlockedProtocol:
     def execute(self, cursor: Any, message: Message[Answer]) -> Answer:
         """Carry out a message, and return its answer."""
         how = _HOW.get(type(message))
-        answer: Answer = how(self, message) if how else nothing(cursor, message)
+        answer: Answer = how(self, message) if how else empty_answer(cursor, message)
         return answer
 
     def _claim(self, message: Claim) -> ClaimAnswer:
@@ -152,7 +152,7 @@ class UnlockedProtocol:
 
     def _claim_many(self, message: Claims) -> dict[UUID, ClaimAnswer]:
         asked = list(zip(message.requests, message.lags, strict=True))[: message.most]
-        return {each.claim_id: self._claim(Claim(each, ReadTimes(lag))) for each, lag in asked}
+        return {each.claim_id: self._claim(Claim(each, ClaimTimes(lag))) for each, lag in asked}
 
     def _release(self, request: ReleaseRequest) -> ReleaseAnswer | None:
         grant, now = self._unlocked.end(request.claim_id), monotonic_now()
@@ -178,7 +178,7 @@ class UnlockedProtocol:
         found = ((each, self._unlocked.find(each.claim_id)) for each in message.requests)
         return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
 
-    def _read(self, _message: Read) -> tuple[list[RunState], datetime]:
+    def _read(self, _message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         return [], monotonic_now()
 
     def _report_replica(self, message: SignOfLife) -> tuple[datetime, int]:
@@ -196,7 +196,7 @@ _HOW: dict[type[Message[Any]], Callable[[UnlockedProtocol, Any], Any]] = {
     EndLease: UnlockedProtocol._end_lease,
     Extend: UnlockedProtocol._extend,
     Renewals: UnlockedProtocol._renew,
-    Read: UnlockedProtocol._read,
+    ReadTasks: UnlockedProtocol._read,
     SignOfLife: UnlockedProtocol._report_replica,
     Lead: UnlockedProtocol._lead,
 }
@@ -211,7 +211,7 @@ _EMPTY: dict[type[Message[Any]], Callable[[], Any]] = {
 }
 
 
-def nothing(cursor: Any, message: Message[Any]) -> Any:
+def empty_answer(cursor: Any, message: Message[Any]) -> Any:
     """Return the empty answer to a message that means nothing to a stand-in.
 
     :param cursor: raises the error of a message that needs the database

@@ -28,9 +28,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     ClosedRun,
     LockProtocol,
-    ReadTimes,
     ReleaseRequest,
     Renewal,
     Renewals,
@@ -60,7 +60,7 @@ LONGEST_TAKEOVER = 1.0
 CAME_LATE = "the claim reached the database when nobody waited for it any more"
 
 
-class BeyondLimitError(ConflictError):
+class GrantLimitError(ConflictError):
     """The claim was not granted, because other claims had reached the limit of grants before."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ClaimContext:
     outage: Outage
     claim_timeout: float
 
-    def read_times(self, sent: float, lag: float = 0.0) -> ReadTimes:
+    def read_times(self, sent: float, lag: float = 0.0) -> ClaimTimes:
         """Return the times on which the database decides a claim that is sent now.
 
         :param sent: now, on the monotonic clock
@@ -87,7 +87,7 @@ class ClaimContext:
         """
         latest = self.clock.latest(sent)
         not_after = None if latest is None else later(latest, self.claim_timeout)
-        return ReadTimes(lag, latest, self.outage.stable, not_after)
+        return ClaimTimes(lag, latest, self.outage.stable, not_after)
 
     def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
         """Learn the database's time from one statement's answers; return whether the bound held.
@@ -253,7 +253,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         stored is not sent.
 
         :param most: limits how many claims are granted, in the order of ``requests``; each claim
-            beyond the limit gets a :class:`BeyondLimitError`
+            beyond the limit gets a :class:`GrantLimitError`
         """
         problems = [unstorable(cursor.connection, each.task_name) for each in requests]
         stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
@@ -299,7 +299,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         # gets the same error as a claim beyond the limit, so that the claim is sent again only
         # when a worker is free.
         return [
-            BeyondLimitError() if is_limited and isinstance(each, RowLockedError) else each
+            GrantLimitError() if is_limited and isinstance(each, RowLockedError) else each
             for each in decided
         ]
 
@@ -307,7 +307,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         return max(0.0, time.time() - self._due)
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, *, is_bound: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
             return row_locked()
@@ -317,7 +317,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             return ConflictError(CLOCK_JUMPS)
         return Decision(answer, sent)
 
-    def _why_again(self, answer: ClaimAnswer, times: ReadTimes) -> ConflictError | None:
+    def _why_again(self, answer: ClaimAnswer, times: ClaimTimes) -> ConflictError | None:
         """Return the error of a claim that was not granted although the row looks free.
 
         After this error the claim is sent again. ``None`` if the claim was granted or refused. See
@@ -336,7 +336,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         lease was over when the answer came, a job's window is handed over, so that it is run also
         if this grant has blocked all other replicas' claims. A hold's window is opened again.
         """
-        if is_bound and not (answer.granted and is_over(answer, sent)):
+        if is_bound and not (answer.granted and is_lease_over(answer, sent)):
             return True
         if answer.granted:
             right_window = is_bound and bool(self.request.runs)
@@ -354,7 +354,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             self._to_undo, self.in_doubt = None, False
 
 
-class RerunAttempt(Attempt[RerunRequest]):
+class RerunClaimAttempt(Attempt[RerunRequest]):
     """A claim of a takeover, a retry or a manual run. One statement can have several of a kind.
 
     A grant that came too late is sent again, so that its lease begins anew. If that fails, it ends
@@ -367,7 +367,7 @@ class RerunAttempt(Attempt[RerunRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[RerunAttempt]
+        cls, cursor: Any, requests: Sequence[RerunClaimAttempt]
     ) -> list[Decision | TaskLockError]:
         """Send several claims in one statement; the answer is ``None`` if a row is gone."""
         context, sent = requests[0]._context, time.monotonic()
@@ -379,7 +379,7 @@ class RerunAttempt(Attempt[RerunRequest]):
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes
     ) -> Decision | TaskLockError:
         if answer is None:
             return row_locked() if self.in_doubt else Decision(None, sent)
@@ -387,7 +387,7 @@ class RerunAttempt(Attempt[RerunRequest]):
             if not answer.looks_free:
                 return Decision(answer, sent)
             return row_locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
-        if is_over(answer, sent):
+        if is_lease_over(answer, sent):
             self.in_doubt = True
             return ConflictError(TOO_LATE)
         is_late = time.monotonic() > sent + LONGEST_TAKEOVER
@@ -399,7 +399,7 @@ class RerunAttempt(Attempt[RerunRequest]):
         return Decision(answer, sent)
 
 
-class StoredAttempt(Attempt[ClaimRequest]):
+class StoredClaimAttempt(Attempt[ClaimRequest]):
     """A claim of a stored job's run time, which also moves the job to its next run time.
 
     One statement can have several of these claims. A grant that came too late is handed over,
@@ -408,18 +408,18 @@ class StoredAttempt(Attempt[ClaimRequest]):
 
     def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
-        self.kind = StoredAttempt
+        self.kind = StoredClaimAttempt
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[StoredAttempt], most: int | None = None
+        cls, cursor: Any, requests: Sequence[StoredClaimAttempt], most: int | None = None
     ) -> list[Decision | TaskLockError]:
         """Send several claims in one statement.
 
         A claim whose task's name cannot be stored is not sent.
 
         :param most: limits how many claims are granted, in the order of ``requests``; each claim
-            beyond the limit gets a :class:`BeyondLimitError`
+            beyond the limit gets a :class:`GrantLimitError`
         """
         problems = [unstorable(cursor.connection, each.task_name) for each in requests]
         asked = [each.request for each, no in zip(requests, problems, strict=True) if not no]
@@ -438,22 +438,22 @@ class StoredAttempt(Attempt[ClaimRequest]):
         ]
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, is_limited: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, is_limited: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None:
             return row_locked()
-        if answer.granted and is_over(answer, sent):
+        if answer.granted and is_lease_over(answer, sent):
             self.in_doubt = True
             return TaskLockDatabaseError(TOO_LATE)
         if not answer.looks_free:
             return Decision(answer, sent)
         if not answer.is_in_time(times.not_after):
             return ConflictError(CAME_LATE)
-        return BeyondLimitError() if is_limited else row_locked()
+        return GrantLimitError() if is_limited else row_locked()
 
 
 # An attempt at a claim of any kind.
-AnyAttempt: TypeAlias = ClaimAttempt | RerunAttempt | StoredAttempt
+AnyAttempt: TypeAlias = ClaimAttempt | RerunClaimAttempt | StoredClaimAttempt
 
 
 def report_closed_runs(
@@ -470,7 +470,7 @@ def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
     return sum(answer.granted for answer in answers.values())
 
 
-def is_over(answer: ClaimAnswer, sent: float) -> bool:
+def is_lease_over(answer: ClaimAnswer, sent: float) -> bool:
     """Return whether the granted lease has ended by now."""
     lasts = (answer.locked_until - answer.database_time).total_seconds()
     return time.monotonic() > sent + lasts

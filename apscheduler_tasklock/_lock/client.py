@@ -43,12 +43,12 @@ from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     AnyRequest,
-    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    GrantLimitError,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
@@ -69,7 +69,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     JobMove,
     LockEnds,
     Message,
-    Read,
+    ReadTasks,
     Refusal,
     Registered,
     Registration,
@@ -78,8 +78,8 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     RerunRequest,
     Resign,
-    RunState,
     SignOfLife,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.releases import ArrivedLate, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import (
@@ -89,7 +89,7 @@ from apscheduler_tasklock._lock.replica import (
     note_times,
     shared_replica,
 )
-from apscheduler_tasklock._lock.test_doubles import current_standing
+from apscheduler_tasklock._lock.test_doubles import active_stand_in
 from apscheduler_tasklock._shutdown import (
     CANCEL_LIMIT,
     SHORTEST_CLOSING,
@@ -351,9 +351,9 @@ class LockClient:
         if self.closed or self._pid != os.getpid():
             raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
         if isinstance(request, RerunRequest):
-            return RerunAttempt(request, self._context)
+            return RerunClaimAttempt(request, self._context)
         if request.move is not None:
-            return StoredAttempt(request, self._context)
+            return StoredClaimAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
 
     def claim(self, wanted: AnyRequest | AnyAttempt) -> HeldLock | Refusal | None:
@@ -470,7 +470,7 @@ class LockClient:
             sure that granted locks are released.
         """
         wanted_at = min(map(self._want, attempts))
-        if len(attempts) == 1 and not isinstance(attempts[0], StoredAttempt):
+        if len(attempts) == 1 and not isinstance(attempts[0], StoredClaimAttempt):
             self._begin(SingleClaimTicket, attempts[0], wanted_at, report)
         else:
             claims = LimitedClaims(attempts, most)  # type: ignore[arg-type]  # of one kind
@@ -511,7 +511,7 @@ class LockClient:
         """Make the result of a queue's claim from its outcome, in the database's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
-        if isinstance(error, BeyondLimitError):
+        if isinstance(error, GrantLimitError):
             attempt.wanted_at = None  # because no worker is free
             return NotNow.BEYOND
         if isinstance(error, RowLockedError):
@@ -700,7 +700,7 @@ class LockClient:
     def believe(self) -> None:
         """End the recovery grace after the start, so that the rows are believed from now on.
 
-        This does nothing if there has been an outage since the start. See ``ReadTimes``.
+        This does nothing if there has been an outage since the start. See ``ClaimTimes``.
         """
         self.outage.believe()
 
@@ -714,9 +714,9 @@ class LockClient:
         :param always: the tasks whose rows are read in any case
         """
 
-        def read(cursor: Any) -> list[RunState]:
+        def read(cursor: Any) -> list[TaskRow]:
             sent = time.monotonic()
-            asked = Read(task_names, always)
+            asked = ReadTasks(task_names, always)
             states, database_time = self._protocol.execute(cursor, asked)
             self._learn(sent, database_time)
             return states
@@ -1098,12 +1098,10 @@ def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
 
 def client_now(client: LockClient) -> LockClient:
     """Return the client to claim with now: this one, or in a test the client of a stand-in."""
-    standing, settings = current_standing(), client.settings
-    if standing is None or settings.stand_in is not None:
+    active, settings = active_stand_in(), client.settings
+    if active is None or settings.stand_in is not None:
         return client
-    return standing.client(
-        settings, lambda: LockClient(replace(settings, stand_in=standing.stand_in))
-    )
+    return active.client(settings, lambda: LockClient(replace(settings, stand_in=active.stand_in)))
 
 
 def _ignore(_outcome: Outcome[Any]) -> None:
@@ -1112,8 +1110,8 @@ def _ignore(_outcome: Outcome[Any]) -> None:
 
 def is_made_for_now(client: LockClient) -> bool:
     """Return whether a client uses the stand-in that is set, or the database if none is set."""
-    standing = current_standing()
-    return client.settings.stand_in is (None if standing is None else standing.stand_in)
+    active = active_stand_in()
+    return client.settings.stand_in is (None if active is None else active.stand_in)
 
 
 def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
@@ -1128,8 +1126,8 @@ def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
         database in another way
     """
     is_usable = not client.closed and is_made_for_now(client)
-    standing = current_standing()
-    stand_in = None if standing is None else standing.stand_in
+    active = active_stand_in()
+    stand_in = None if active is None else active.stand_in
     settings = replace(client.settings, stand_in=stand_in)
     if stand_in is not None or scheduler is None:
         return client if is_usable else LockClient(settings)

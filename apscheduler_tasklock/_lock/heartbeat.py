@@ -209,7 +209,7 @@ class Heartbeat:
         return lease.due <= now + early
 
     def _lease_of(self, held: HeldLock) -> _Lease:
-        last = seconds_after_last_renewal(held)
+        last = seconds_from_last_renewal_to_end(held)
         wait = held.seconds_left - last
         if held.lease is not None:
             # Count with the time that is left of the lease, because the claim's answer may have
@@ -250,7 +250,7 @@ class _RenewalTicket(Ticket["dict[UUID, bool]"]):
         self._heartbeat.sent(self._leases, outcome.error)
 
 
-def seconds_after_last_renewal(held: HeldLock) -> float:
+def seconds_from_last_renewal_to_end(held: HeldLock) -> float:
     """Return the seconds from a new claim's last renewal to the end of its maximum lock."""
     return min(LAST_RENEWAL, held.seconds_left * LAST_RENEWAL_SHARE)
 

@@ -47,9 +47,9 @@ from apscheduler_tasklock._lock.statements import (
 )
 from apscheduler_tasklock._lock.statements.conditions import (
     BRIEFLY,
-    all_pauses,
     listed_pauses,
     paused_with_all,
+    pauses_of_all,
 )
 from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockError
@@ -461,7 +461,7 @@ class JobRows:
         """Read due jobs that may be claimed. The read locks nothing, and writes nothing.
 
         :param most: limits the jobs of each executor, by the executor's alias
-        :param stable: whether the rows are believed, as in ``ReadTimes``
+        :param stable: whether the rows are believed, as in ``ClaimTimes``
         :param not_here: the references of functions that cannot be imported here
         :param not_these: the ids of jobs that are left out
         :param since: only jobs that became due after this time; ``None``: all
@@ -659,7 +659,7 @@ def unsaved(job_id: str) -> TaskLockError:
     )
 
 
-def is_removed(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
+def remove_job(ask: Callable[[Callable[[Any], bool]], bool], jobs: JobRows, job_id: str) -> bool:
     """Remove a job; return whether there was one.
 
     :param ask: sends a statement, perhaps several times, because an answer can be lost
@@ -707,7 +707,7 @@ def _due(jobs: str, lock: str) -> str:
     """Return the statement that reads a page of due jobs. The statement writes nothing."""
     order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
-        WITH {all_pauses(lock)}, due AS (
+        WITH {pauses_of_all(lock)}, due AS (
             SELECT job.*,
                    pg_catalog.octet_length(trigger::text) + pg_catalog.octet_length(options::text)
                        + pg_catalog.octet_length(arguments::text) AS size
@@ -738,7 +738,7 @@ def _read_due(jobs: str, lock: str, direction: str) -> str:
     return f"""
         WITH here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
-        ), {all_pauses(lock)}, {listed_pauses(lock)}, due AS (
+        ), {pauses_of_all(lock)}, {listed_pauses(lock)}, due AS (
             SELECT due.* FROM here, LATERAL (
                 SELECT job.*, {CHANGE_ID} AS change_id,
                        {_PAUSES} AS pauses,

@@ -14,11 +14,11 @@ from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
-    BeyondLimitError,
     ClaimAttempt,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    GrantLimitError,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._values import logger_of
@@ -44,7 +44,7 @@ Report: TypeAlias = Callable[[Sequence[tuple[AnyAttempt, Claimed]]], object]
 
 
 # An attempt at one of several claims, of which a limited number is granted.
-LimitedAttempt: TypeAlias = ClaimAttempt | StoredAttempt
+LimitedAttempt: TypeAlias = ClaimAttempt | StoredClaimAttempt
 
 
 class LimitedClaims(Request[None]):
@@ -88,7 +88,7 @@ class LimitedClaims(Request[None]):
         if self._left == 0:
             parts, self._parts = self._parts, []
             for attempt in (attempt for part in parts for attempt in part):
-                self._note(attempt, BeyondLimitError())
+                self._note(attempt, GrantLimitError())
 
     def _note(self, attempt: LimitedAttempt, decided: Decision | Exception) -> None:
         if isinstance(decided, Exception):
@@ -202,5 +202,5 @@ class SingleClaimTicket(_QueueTicket):
     locked_backoff = ()
 
     def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
-        assert isinstance(self.request, (ClaimAttempt, RerunAttempt, StoredAttempt))
+        assert isinstance(self.request, (ClaimAttempt, RerunClaimAttempt, StoredClaimAttempt))
         return [(self.request, outcome)]

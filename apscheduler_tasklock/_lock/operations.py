@@ -60,8 +60,8 @@ from apscheduler_tasklock._lock.statements import (
     RecordingStatement,
     Statement,
     again,
-    all_pauses,
     listed_pauses,
+    pauses_of_all,
     probe,
 )
 from apscheduler_tasklock._lock.statements.deaths import IS_FIRST_FAILURE
@@ -626,7 +626,7 @@ def _acknowledge(name: str, history: History | None = None) -> str:
     missed_at = "CASE WHEN NOT lock.one_off THEN lock.missed_at END"
     entry = history.action("acknowledged", "known AS run", until) if history else ""
     return f"""
-        WITH {all_pauses(name)}, {listed_pauses(name)}, {again(history, _IS_OF_TASK)}, known AS (
+        WITH {pauses_of_all(name)}, {listed_pauses(name)}, {again(history, _IS_OF_TASK)}, known AS (
             UPDATE {name} AS lock SET
                 acknowledged_at = GREATEST({ALARMS_SINCE}, {missed_at}, {until}),
                 recorded_actions = recorded_actions + {int(history is not None)}
@@ -925,7 +925,7 @@ def _change_of_many(
     """
     columns = "task_name, runs, paused_at, paused_until, pauses"
     return f"""
-        WITH {all_pauses(name)}, {listed_pauses(name)}, given AS (
+        WITH {pauses_of_all(name)}, {listed_pauses(name)}, given AS (
             SELECT DISTINCT pattern, alike
             FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
         ), chosen AS (

@@ -37,7 +37,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNote,
     MissNotes,
     Prune,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -49,13 +49,13 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNote,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
     StoredClaims,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.statements import (
     History,
@@ -173,7 +173,7 @@ class TaskLockStatements:
         self._give_up = recording(statements.give_up, GiveUp)
         self._lead = Statement(statements.lead(name), None, Lead)
         self._renew = Statement(statements.renew(name), LockEnds)
-        self._read = Statement(statements.read(name), None, Read)
+        self._read = Statement(statements.read_tasks(name), None, ReadTasks)
         self._note_misses = self._note_reschedulings = None
         if runs:
             self._note_misses = Statement(statements.note_misses(name, runs), None, MissNotes)
@@ -294,7 +294,7 @@ class TaskLockStatements:
         ]
         for each, name in product(asked, END_TEXTS):
             if each[name] is not None:
-                each[name] = storable_reason(cursor.connection, str(each[name]))
+                each[name] = replace_unstorable(cursor.connection, str(each[name]))
         if asked and self._correct_history.recording:
             self._execute(cursor, self._correct_history, many(asked))
 
@@ -309,16 +309,16 @@ class TaskLockStatements:
         self._execute(cursor, self._renew, many(rows_of(message.requests)))
         return self._renew.by_column(cursor, "claim_id")
 
-    def _read_states(self, cursor: Any, message: Read) -> tuple[list[RunState], datetime]:
+    def _read_states(self, cursor: Any, message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         names = _without_lacking(cursor.connection, message.task_names)
         rows = self._read_rows(cursor, replace(message, task_names=names))
         are_read_only = [row.pop("read_only") for row in rows]
         if any(are_read_only):
             raise TaskLockDatabaseError("the server is read-only")
-        states = [RunState(**row) for row in rows if row["task_name"] is not None]
+        states = [TaskRow(**row) for row in rows if row["task_name"] is not None]
         return states, rows[0]["database_time"]
 
-    def _read_rows(self, cursor: Any, message: Read) -> list[dict[str, Any]]:
+    def _read_rows(self, cursor: Any, message: ReadTasks) -> list[dict[str, Any]]:
         """Return the rows of the tasks, without rows that PostgreSQL cannot compute with."""
         names = message.task_names
         message = replace(message, always=list(set(message.always).intersection(names)))
@@ -327,7 +327,7 @@ class TaskLockStatements:
         except _ERROR_OF_ONE:
             # The error is not logged here, because the claims of the job log it.
             if len(names) == 1:
-                return self._read_rows(cursor, Read(()))
+                return self._read_rows(cursor, ReadTasks(()))
             half = len(names) // 2
             first = self._read_rows(cursor, replace(message, task_names=names[:half]))
             return first + self._read_rows(cursor, replace(message, task_names=names[half:]))
@@ -485,7 +485,7 @@ _HOW: dict[type[Message[Any]], Callable[[TaskLockStatements, Any, Any], Any]] = 
     GiveUp: TaskLockStatements._give_up_one,
     Lead: TaskLockStatements._lead_one,
     Renewals: TaskLockStatements._renew_all,
-    Read: TaskLockStatements._read_states,
+    ReadTasks: TaskLockStatements._read_states,
     Registrations: TaskLockStatements._register_all,
     SignOfLife: TaskLockStatements._report_replica,
     MissNotes: TaskLockStatements._note_missed,
@@ -499,7 +499,7 @@ def _storable_notes(
     """Return the parameter of notes for the run history, without those that cannot be stored."""
     connection = cursor.connection
     return many(
-        {**note.parameters, "reason": storable_reason(connection, note.reason)}
+        {**note.parameters, "reason": replace_unstorable(connection, note.reason)}
         for note in notes
         if not lacking(connection, note.task_name)
     )
@@ -510,7 +510,7 @@ def _without_lacking(connection: Any, texts: Iterable[str]) -> list[str]:
     return [text for text in texts if not lacking(connection, text)]
 
 
-def storable_reason(connection: Any, reason: str) -> str:
+def replace_unstorable(connection: Any, reason: str) -> str:
     """Return a reason in characters that this database stores.
 
     A reason may have names of jobs and replicas that PostgreSQL cannot store.

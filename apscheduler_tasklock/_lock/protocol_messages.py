@@ -193,7 +193,7 @@ class RerunRequest(Parameters):
 
 
 @dataclass(frozen=True)
-class ReadTimes(Parameters):
+class ClaimTimes(Parameters):
     """The times on which a claim is decided, read right before the claim is sent.
 
     :ivar lag: seconds since the run time, by the replica's clock; never below 0
@@ -215,14 +215,14 @@ class ReadTimes(Parameters):
 def is_wanted(not_after: datetime | None, at: datetime) -> bool:
     """Return whether somebody still waits for a claim at a time of the database's clock.
 
-    :param not_after: as in :class:`ReadTimes`
+    :param not_after: as in :class:`ClaimTimes`
     :param at: that time
     """
     return not_after is None or at <= not_after
 
 
 # The times of a claim that is not late, with an unknown bound and believed rows.
-IN_TIME = ReadTimes()
+IN_TIME = ClaimTimes()
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Claim(Message["ClaimAnswer"]):
     """
 
     request: ClaimRequest
-    times: ReadTimes = IN_TIME
+    times: ClaimTimes = IN_TIME
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class Claims(Message[dict[UUID, "ClaimAnswer"]]):
 
     requests: Unsent[Sequence[ClaimRequest]]
     lags: Unsent[Sequence[float]]
-    times: ReadTimes
+    times: ClaimTimes
     most: int | None = None
     are_first: Unsent[bool] = False
 
@@ -273,7 +273,7 @@ class StoredClaims(Message[dict[UUID, "ClaimAnswer"]]):
     """
 
     requests: Unsent[Sequence[ClaimRequest]]
-    times: ReadTimes
+    times: ClaimTimes
     most: int
 
     @sent
@@ -292,7 +292,7 @@ class Reruns(Message[dict[UUID, "ClaimAnswer"]]):
     """
 
     requests: Unsent[Sequence[RerunRequest]]
-    times: ReadTimes = IN_TIME
+    times: ClaimTimes = IN_TIME
 
 
 class ClaimAnswer(NamedTuple):
@@ -356,7 +356,7 @@ class ClaimAnswer(NamedTuple):
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
 
-    def stays_refused(self, request: ClaimRequest, times: ReadTimes) -> bool:
+    def stays_refused(self, request: ClaimRequest, times: ClaimTimes) -> bool:
         """Return whether all further tries of the claim would fail, too.
 
         This is so if the claim was granted before and is over, or if its ``not_after`` has passed.
@@ -545,7 +545,7 @@ class LockEnds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Read(Message[tuple[list["RunState"], datetime]]):
+class ReadTasks(Message[tuple[list["TaskRow"], datetime]]):
     """A request for the rows of tasks that need an action, such as a takeover.
 
     The answer has the database's time, too. A task's row is left out if PostgreSQL cannot compute
@@ -561,8 +561,8 @@ class Read(Message[tuple[list["RunState"], datetime]]):
 
 
 @dataclass(frozen=True)
-class RunState:
-    """The last run of a task, and the task's state, from the row.
+class TaskRow:
+    """A task's row, as a look reads it: the last run, and the state of the task.
 
     :ivar finished: whether the run is finished
     :ivar dead: whether the run is unfinished, and its lease has ended

@@ -56,10 +56,10 @@ from apscheduler_tasklock._lock.statements import (
     SHORTEST_WAIT,
     SILENT_AFTER,
     Statement,
-    all_pauses,
     for_template,
     lanes,
     listed_pauses,
+    pauses_of_all,
     runs_kept_since,
 )
 from apscheduler_tasklock._lock.statements.history import run_columns
@@ -347,7 +347,7 @@ _IS_SETTLED = """(lock.one_off AND lock.finished_at IS NOT NULL AND lock.last_ou
     AND lock.due_at IS NULL AND lock.failures = 0 AND lock.missed_at IS NULL
     AND lock.paused_at IS NULL AND lock.paused_until IS NULL AND lock.pauses IS NULL
     AND lock.schedule LIKE '{%%}' AND lock.task_name NOT IN (SELECT task FROM lost))"""
-_IS_SETTLED_PAUSED = f"""(EXISTS (SELECT FROM all_pauses) AND {IS_PAUSED_IN_ANY_WAY})"""
+_IS_SETTLED_PAUSED = f"""(EXISTS (SELECT FROM pauses_of_all) AND {IS_PAUSED_IN_ANY_WAY})"""
 _STATE_OF_SETTLED = f"CASE WHEN {_IS_SETTLED_PAUSED} THEN 'paused' ELSE 'ok' END"
 # Whether a row has a value that no replica writes, as far as SQL can tell. PostgreSQL 14 cannot
 # check a text for being JSON, so a schedule counts as readable if it looks like a JSON object.
@@ -534,7 +534,7 @@ class Reads:
         # A namespace is told by what a replica registered of its tasks, as a text of JSON. Equal
         # lists of tasks are looked at once, because all replicas of a deployment have the same.
         self._silences = Statement(f"""
-            WITH {all_pauses(name)}, replicas AS ({replicas}),
+            WITH {pauses_of_all(name)}, replicas AS ({replicas}),
             named AS MATERIALIZED (
                 SELECT lock.task_name,
                        COALESCE(substring(
@@ -596,7 +596,7 @@ class Reads:
         # Whether a live replica has the job's task, which says that it can import the function.
         has_replica = "job.task_name IN (SELECT pg_catalog.unnest(tasks) FROM lists)"
         jobs = f"""
-            WITH {all_pauses(name)}, {listed_pauses(name)}, replicas AS ({replicas}),
+            WITH {pauses_of_all(name)}, {listed_pauses(name)}, replicas AS ({replicas}),
             lists AS (SELECT DISTINCT tasks FROM replicas WHERE {_BEGINS_RUNS})
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
@@ -654,7 +654,7 @@ class Reads:
         # deployment have the same list. It is not joined, because PostgreSQL expects few names in
         # it, and would compare each with each.
         queries = f"""
-            replicas AS ({replicas}), {all_pauses(name)}, {listed_pauses(name)},
+            replicas AS ({replicas}), {pauses_of_all(name)}, {listed_pauses(name)},
             alive AS (SELECT tasks FROM replicas WHERE alive),
             unheard AS ({self._unheard}),
             lost AS ({_LOST}),
@@ -779,7 +779,7 @@ class Reads:
                 chosen AS ({lists}), {rows},
                 settled AS (
                     SELECT count(*) - (SELECT count(*) FROM judged) AS number,
-                           CASE WHEN EXISTS (SELECT FROM all_pauses) THEN (
+                           CASE WHEN EXISTS (SELECT FROM pauses_of_all) THEN (
                                SELECT count(*) FROM {name} AS lock
                                WHERE {matching} AND {_IS_SETTLED} AND {IS_PAUSED_IN_ANY_WAY})
                            ELSE 0 END AS paused
@@ -1468,7 +1468,7 @@ def _misses(name: str, runs: str, matching: str) -> str:
     is_recent = f"""lock.missed_at > now() - GREATEST(
         interval '2 days', 30::float8 * (lock.due_at - GREATEST(lock.window_start, {NEVER})))"""
     return f"""
-        WITH {all_pauses(name)}, missing AS MATERIALIZED (
+        WITH {pauses_of_all(name)}, missing AS MATERIALIZED (
             SELECT lock.task_name, lock.acknowledged_at,
                    CASE WHEN COALESCE(lock.kind, '') NOT IN ('manual', 'hold')
                         THEN lock.window_start END AS window_start

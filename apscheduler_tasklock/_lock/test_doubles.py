@@ -35,7 +35,7 @@ class Client(Protocol):
 Made = TypeVar("Made", bound=Client)
 
 
-class Standing:
+class ActiveStandIn:
     """A stand-in that is set in this process, and its clients.
 
     :ivar stand_in: the stand-in
@@ -73,24 +73,24 @@ class Standing:
             client.close(blocking=True)
 
 
-_standing: list[Standing] = []
+_active: list[ActiveStandIn] = []
 
 
-def current_standing() -> Standing | None:
+def active_stand_in() -> ActiveStandIn | None:
     """Return the stand-in that is set in this process; ``None``: the database is used."""
-    return _standing[-1] if _standing else None
+    return _active[-1] if _active else None
 
 
 @contextmanager
-def standing_in(stand_in: StandIn) -> Iterator[None]:
+def use_stand_in(stand_in: StandIn) -> Iterator[None]:
     """Set a stand-in for the database in this process, for all of its threads.
 
     An executor that is started while the stand-in is set uses the stand-in until its shutdown.
     """
-    standing = Standing(stand_in)
-    _standing.append(standing)
+    active = ActiveStandIn(stand_in)
+    _active.append(active)
     try:
         yield
     finally:
-        _standing.remove(standing)
-        standing.close()
+        _active.remove(active)
+        active.close()

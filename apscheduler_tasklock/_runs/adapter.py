@@ -476,12 +476,12 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
 def _own_reports(inner: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return a wrapped executor's own methods that report a job's success or error."""
     report, report_error = inner._run_job_success, inner._run_job_error
-    if isinstance(report, _RunReport):  # `report_runs` was called at an earlier start
+    if isinstance(report, _RunReport):  # `intercept_reports` was called at an earlier start
         report, report_error = report.report, report_error.report
     return report, report_error
 
 
-class RunId(str):
+class JobIdWithRun(str):
     """A job's id that also refers to a run, because executors report a run by its job's id only.
 
     :ivar run: the run
@@ -490,7 +490,7 @@ class RunId(str):
     __slots__ = ("run",)
     run: Any
 
-    def __new__(cls, job_id: str, run: Any) -> RunId:
+    def __new__(cls, job_id: str, run: Any) -> JobIdWithRun:
         """Make the id for a run."""
         made = super().__new__(cls, job_id)
         made.run = run
@@ -510,7 +510,7 @@ class _ShownId(str):
         return printable(self)
 
 
-def report_runs(
+def intercept_reports(
     inner: Any,
     events_of: Callable[[Any, list[Any]], list[Any]],
     failed: Callable[[Any, BaseException], None],
@@ -529,7 +529,7 @@ def report_runs(
 
 
 def give(inner: Any, job: Any, run_times: list[datetime]) -> None:
-    """Give a job whose id is a :class:`RunId` to a wrapped executor.
+    """Give a job whose id is a :class:`JobIdWithRun` to a wrapped executor.
 
     :raises Exception: whatever the wrapped executor raises
     """
@@ -576,14 +576,14 @@ class _RunReport:
         self._ended = ended
 
     def __call__(self, job_id: str, *what: Any, **named: Any) -> None:
-        if not isinstance(job_id, RunId):  # this library has not given this job to the executor
+        if not isinstance(job_id, JobIdWithRun):  # because the library has not given this job
             self.report(job_id, *what, **named)
             return
         # If a job ends very soon, a pool calls this in the thread that has submitted the job, which
         # may be the jobs' thread. Listeners may take long, so they are not called there.
         call_where_allowed(partial(self._report, job_id, *what, **named))
 
-    def _report(self, job_id: RunId, *what: Any, **named: Any) -> None:
+    def _report(self, job_id: JobIdWithRun, *what: Any, **named: Any) -> None:
         plain = str(job_id)  # without the run, because a listener may keep the event for long
         if what and isinstance(what[0], list):
             events = self._events_of(job_id.run, what[0])
@@ -616,7 +616,7 @@ def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:
     )
 
 
-def dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:
+def event_dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:
     """Return a function that dispatches lock events where the executor dispatches its own events.
 
     If the executor dispatches them on an event loop, listeners may rely on being called there.
@@ -630,7 +630,7 @@ def dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:
     return dispatch if loop is None else partial(_dispatch_on, loop, dispatch)
 
 
-def call_as_scheduler(inner: Any, function: Callable[[], None]) -> None:
+def call_in_scheduler_thread(inner: Any, function: Callable[[], None]) -> None:
     """Call a function in the thread in which the scheduler submits jobs to this executor.
 
     The scheduler submits jobs in the thread of the executor's event loop or reactor. If the

@@ -14,13 +14,13 @@ from uuid import UUID, uuid4
 
 from apscheduler.triggers.date import DateTrigger
 
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registration, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registration, TaskRow
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter
 from apscheduler_tasklock._runs.claim_request import request_of
-from apscheduler_tasklock._runs.job_functions import check_runs, function_reference
-from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._runs.job_functions import check_body_runs, function_reference
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.standby import may_stand_in
 from apscheduler_tasklock._runs.submission import (
     Gaps,
@@ -84,7 +84,7 @@ class ExecutorJobs:
         run_unlocked: bool,
         logger_name: Callable[[], str],
         submit_again: Callable[[Submission, Callable[[], None]], None],
-        notices: Callable[[], JobNotices],
+        notices: Callable[[], SkippedJobsLog],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
@@ -106,7 +106,7 @@ class ExecutorJobs:
         :raises TaskLockOptionError: the options are impossible, or a call of the job's function
             would not run the function's body
         """
-        check_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
+        check_body_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
         if self._tasks is None:
             return ResolvedTask(job.id, None)
         return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)
@@ -270,7 +270,7 @@ class ExecutorJobs:
             if task.options is not None:
                 yield task.name, (job.id, jobstore), lease
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         """Return the takeover of a dead run by a job.
 
         ``None`` if the job is gone, is paused, or does not run the same function as the dead run.
@@ -286,7 +286,7 @@ class ExecutorJobs:
         submission = self.submission(job, key[1], task, [run_time])
         return submission.for_dead_run(dead, is_stored=self._scheduler.is_shared(key[1]))
 
-    def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
+    def retry_of(self, key: JobKey, failed: TaskRow) -> Submission | None:
         """Return the retry of a failed run by a job.
 
         ``None`` if the job is gone, is paused, or does not run the same function as the failed run.
@@ -315,7 +315,7 @@ class ExecutorJobs:
         return replace(submission, request_id=request_id, exempt_from_misfire=True)
 
     def standby_for(
-        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Return a standby run of a job; ``None`` if the job may not have one, see ``standby.py``.
 

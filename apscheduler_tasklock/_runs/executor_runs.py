@@ -35,8 +35,8 @@ from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
-    RunId,
-    call_as_scheduler,
+    JobIdWithRun,
+    call_in_scheduler_thread,
     event_loop_of,
     give,
     interpreter_is_ending,
@@ -45,12 +45,12 @@ from apscheduler_tasklock._runs.adapter import (
     runs_inside_submit_job,
     worker_count,
 )
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook, WhyDeferred
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
-from apscheduler_tasklock._runs.jobs_thread import JobsThread, Line
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook, WhyKept
-from apscheduler_tasklock._runs.leadership import Following, Leadership
+from apscheduler_tasklock._runs.jobs_thread import DrivenQueue, JobsThread
+from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
@@ -97,12 +97,12 @@ class ExecutorParts:
     :ivar coroutines: the coroutines that run under a lock
     :ivar wrap_function: returns the callable that is called in place of a job's function
     :ivar note_begun: called in a worker that has begun a run of a submission
-    :ivar kept: the kept runs
+    :ivar deferred: the deferred runs
     :ivar leadership: who asks first; ``None``: there is no leader mode
     :ivar note_unfinished: gets a submission of a run time while the task's last run is unfinished,
         or may be retried, and whether that last run may be over or dead by now
-    :ivar wake_look: brings the next look forward, so that kept runs are decided on
-    :ivar forget_active: stops counting a submission as active, because its runs are kept
+    :ivar wake_look: brings the next look forward, so that deferred runs are decided on
+    :ivar forget_active: stops counting a submission as active, because its runs are deferred
     :ivar count_active: counts a submission as active, because a run of it is given to the wrapped
         executor
     :ivar renewed: returns a submission with the job as it is now; ``None``: the job is not to run
@@ -125,7 +125,7 @@ class ExecutorParts:
     coroutines: set[RunAttempt]
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
     note_begun: Callable[[Submission], object]
-    kept: KeptRuns
+    deferred: DeferredRuns
     leadership: Leadership | None
     note_unfinished: Callable[[Submission, bool], object]
     wake_look: Callable[[], object]
@@ -152,13 +152,13 @@ class _Work:
     :ivar attempt: claims and releases the run, and reports it
     :ivar locks: the replica's client, which sends the claim
     :ivar context: the context variables of the thread that submitted the run
-    :ivar line: the queue of the run
+    :ivar queue: the queue of the run
     :ivar claim: the claim; ``None``: no claim was made yet
-    :ivar kept_because: the refusal because of which this run, or an earlier run of its backlog, is
-        kept
-    :ivar as_follower: says what becomes of the run of a follower; see ``leadership``
+    :ivar deferred_by: the refusal because of which this run, or an earlier run of its backlog, is
+        deferred
+    :ivar follower: says what becomes of the run of a follower; see ``leadership``
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
-    :ivar is_decided: set when the run is to be given, is kept, or is over. A thread inside
+    :ivar is_decided: set when the run is to be given, is deferred, or is over. A thread inside
         ``submit_job`` waits for that.
     :ivar is_to_be_given: whether the run is to be given to the wrapped executor
     :ivar begins_until: when the run is handed over if it has not begun; on the monotonic clock
@@ -179,10 +179,10 @@ class _Work:
     attempt: RunAttempt
     locks: LockClient
     context: Context
-    line: Line
+    queue: DrivenQueue
     claim: AnyAttempt | None = None
-    kept_because: Refusal | None = None
-    as_follower: Following | None = None
+    deferred_by: Refusal | None = None
+    follower: FollowerRun | None = None
     failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
     is_to_be_given: bool = False
@@ -280,9 +280,9 @@ class ExecutorRuns:
             raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
         context = copy_context()
         submission = self._only_locked_if_follower(submission)
-        line = self._coroutines if submission.awaited else self._functions
+        queue = self._coroutines if submission.awaited else self._functions
         runs = [
-            _run_of(submission, _Work(submission, attempt, locks, context.copy(), line))
+            _run_of(submission, _Work(submission, attempt, locks, context.copy(), queue))
             for attempt in _attempts(submission, locks, notifier)
         ]
         for run, following in pairwise(runs):
@@ -294,9 +294,9 @@ class ExecutorRuns:
             for run in runs:
                 run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
-            line.call(partial(self._follow, runs[0]))
+            queue.call(partial(self._follow, runs[0]))
         else:
-            line.came(runs[0])
+            queue.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
 
@@ -333,8 +333,8 @@ class ExecutorRuns:
                         return
                 if work.is_to_be_given:
                     self._give_once(run)
-                elif work.kept_because is not None or work.as_follower is not None:
-                    return  # because the run is kept
+                elif work.deferred_by is not None or work.follower is not None:
+                    return  # because the run is deferred
             except BaseException:  # for example a Ctrl-C, which the application may catch
                 self._abandon_wait(run)
                 raise
@@ -357,8 +357,8 @@ class ExecutorRuns:
         :param closes: whether :meth:`submit` rejects further submissions
         """
         self._is_closed = closes
-        for line in (self._functions, self._coroutines):
-            line.call(partial(self._withdraw_given, line))
+        for queue in (self._functions, self._coroutines):
+            queue.call(partial(self._withdraw_given, queue))
         self._thread.stop(seconds)
 
     # ---- in the jobs' thread ---------------------------------------------------------------------
@@ -366,37 +366,37 @@ class ExecutorRuns:
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
         first: _Work = ask.runs[0].work
-        locks, line = first.locks, first.line
+        locks, queue = first.locks, first.queue
         together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
             if run.work.locks is not locks or len(asked) == most:
-                line.answered(run, ClaimOutcome.BEYOND)
+                queue.answered(run, ClaimOutcome.BEYOND)
                 continue
             due = run.work.submission.due
             if due is not None and not due.reader.is_wanted(due):
                 # Skip the run, because its job store does not want it claimed any more.
                 if run.work.claim is not None:
                     locks.withdraw(run.work.claim)
-                line.answered(run, ClaimOutcome.REFUSED)
+                queue.answered(run, ClaimOutcome.REFUSED)
                 continue
             claim = _claim_of(run.work)
             if isinstance(claim, Exception):
-                line.call(partial(self._answered, [(run, claim)]))
+                queue.call(partial(self._answered, [(run, claim)]))
             else:
                 asked[claim] = run
 
         def report(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
             answers = [(asked[attempt], claimed) for attempt, claimed in decided]
-            line.call(partial(self._answered, answers))
+            queue.call(partial(self._answered, answers))
 
         claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
         for attempts in claims:
             locks.begin_claims(attempts, ask.most, report)
 
     def _answered(
-        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: StepInputs
+        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: QueueInputs
     ) -> None:
         for run, claimed in answers:
             due = run.work.submission.due
@@ -428,7 +428,7 @@ class ExecutorRuns:
         outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
-            outcome = self._keep(run, refusal)
+            outcome = self._defer_refused(run, refusal)
         if refusal is not None and (refusal.unfinished or work.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
@@ -485,75 +485,75 @@ class ExecutorRuns:
         elif refusal is not None and refusal.reason == "paused":
             self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
-    def _keep(self, run: QueuedRun, refusal: Refusal) -> ClaimOutcome:
-        """Keep a run, and its backlog, until the run in its way is over.
+    def _defer_refused(self, run: QueuedRun, refusal: Refusal) -> ClaimOutcome:
+        """Defer a run, and its backlog, until the run in its way is over.
 
         :param refusal: names the run in the way
-        :return: ``KEPT``, or ``REFUSED`` if later runs of the job are kept instead
+        :return: ``DEFERRED``, or ``REFUSED`` if later runs of the job are deferred instead
         """
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
         in_the_way = InTheWay(refusal.token, came_first, run.work.attempt.run_time)
-        if self._try_to_keep(run, in_the_way, refusal):
-            return ClaimOutcome.KEPT
-        run.work.kept_because = refusal  # so that `end_refused` reports this refusal
+        if self._defer(run, in_the_way, refusal):
+            return ClaimOutcome.DEFERRED
+        run.work.deferred_by = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
-    def _follow(self, run: QueuedRun, inputs: StepInputs) -> None:
-        """Keep a run, and its backlog, until a look tells whether the leader has run it."""
+    def _follow(self, run: QueuedRun, inputs: QueueInputs) -> None:
+        """Defer a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.work
         assert self._parts.leadership is not None
         # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
-        work.as_follower = Following(self._parts.leadership, run, lambda: _request_of(work.attempt))
-        if self._try_to_keep(run, work.as_follower):
-            run.state, run.kept_at = State.KEPT, time.monotonic()
+        work.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(work.attempt))
+        if self._defer(run, work.follower):
+            run.state, run.deferred_at = State.DEFERRED, time.monotonic()
             inputs.came.append(run)
         else:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _try_to_keep(self, run: QueuedRun, reason: WhyKept, refusal: Refusal | None = None) -> bool:
-        """Keep a run, and its backlog; return ``False`` if later runs of the job are kept instead.
+    def _defer(self, run: QueuedRun, reason: WhyDeferred, refusal: Refusal | None = None) -> bool:
+        """Defer a run, and its backlog; return ``False`` if later runs are deferred instead.
 
-        :param reason: why the run is kept
+        :param reason: why the run is deferred
         :param refusal: the refusal of the run's claim, if the run was claimed
         """
         work: _Work = run.work
-        kept = self._parts.kept
-        left_out = kept.take_for(run, coalesce=work.submission.job.coalesce)
+        deferred = self._parts.deferred
+        left_out = deferred.take_for(run, coalesce=work.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                other.work.line.found(other, Outlook.DROPPED, 0.0)
-                if work.as_follower is not None and other.work.as_follower is not None:
-                    work.as_follower.replace(other.work.as_follower)
+                other.work.queue.found(other, Outlook.DROPPED, 0.0)
+                if work.follower is not None and other.work.follower is not None:
+                    work.follower.replace(other.work.follower)
         if run in left_out:
             return False
         work.claim = None
         for each in run.backlog:
-            each.work.kept_because = refusal
+            each.work.deferred_by = refusal
             each.work.is_decided.set()
         self._parts.forget_active(work.submission)
-        kept.add(run, reason, partial(self._decide_kept, run, reason))
+        deferred.add(run, reason, partial(self._decide, run, reason))
         return True
 
-    def _decide_kept(self, run: QueuedRun, reason: WhyKept, outlook: Outlook, as_of: float) -> None:
-        """Let a kept run be claimed again, with its job as the job is now, or drop the run.
+    def _decide(self, run: QueuedRun, reason: WhyDeferred, outlook: Outlook, as_of: float) -> None:
+        """Let a deferred run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
-        If the store or the trigger raises, the run stays kept, and the next look decides.
+        If the store or the trigger raises, the run stays deferred, and the next look decides.
         """
         again = list(run.backlog)[outlook is Outlook.REFUSED :]
         try:
             if outlook is not Outlook.WAITS and again and not self._renew(again):
                 outlook = Outlook.DROPPED
         except BaseException:
-            self._parts.kept.add(run, reason, partial(self._decide_kept, run, reason))
+            self._parts.deferred.add(run, reason, partial(self._decide, run, reason))
             raise
-        run.work.line.found(run, outlook, as_of)
+        run.work.queue.found(run, outlook, as_of)
 
     def _renew(self, runs: Sequence[QueuedRun]) -> bool:
-        """Prepare kept runs of one submission for new claims, with their job as the job is now.
+        """Prepare deferred runs of one submission for new claims, with their job as the job is now.
 
         :return: whether the job is still to run
         """
@@ -566,7 +566,7 @@ class ExecutorRuns:
         renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
             work: _Work = run.work
-            work.submission, work.kept_because = renewed, None
+            work.submission, work.deferred_by = renewed, None
             work.attempt = work.attempt.again(renewed, claim_id)
             work.failure = _why_not_claimed(work)
         return True
@@ -601,7 +601,7 @@ class ExecutorRuns:
             return
         began_at = time.monotonic()
         try:
-            call_as_scheduler(self._inner, partial(self._give_to_inner, run))
+            call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
         except RuntimeError as error:  # the scheduler's event loop is closed
             if run.token.take():
                 self._not_given(run, error)
@@ -628,7 +628,7 @@ class ExecutorRuns:
                 self._not_given(run, error)
             return
         if not self._is_known:
-            work.line.begun(run)
+            work.queue.begun(run)
             self._parts.note_begun(work.submission)
 
     def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
@@ -636,7 +636,7 @@ class ExecutorRuns:
         work: _Work = run.work
         job = GivenJob(
             work.submission,
-            RunId(work.submission.job.id, run),
+            JobIdWithRun(work.submission.job.id, run),
             partial(self._run_coroutine, work)
             if work.submission.awaited
             else partial(self._run, run),
@@ -654,7 +654,7 @@ class ExecutorRuns:
             work.attempt.report_not_begun()
         else:
             call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
-        work.line.failed(run)
+        work.queue.failed(run)
         self._note_over(run)
 
     def _move_on(self, run: QueuedRun, due: DueRun) -> None:
@@ -662,10 +662,10 @@ class ExecutorRuns:
         work: _Work = run.work
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
-            lambda future: work.line.call(partial(self._take_moved, run, future))
+            lambda future: work.queue.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: StepInputs) -> None:
+    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: QueueInputs) -> None:
         try:
             if future.result():
                 call_application(partial(self._parts.report_missed, run.work.submission))
@@ -682,11 +682,11 @@ class ExecutorRuns:
         due = work.submission.due
         if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
-        if work.as_follower is not None and work.as_follower.refusal is not None:
-            work.attempt.report_run_by_another(work.as_follower.refusal)
-        elif work.kept_because is not None:
-            work.attempt.report_refused(work.kept_because)
-            reason = missed_runs.still_running(work.kept_because)
+        if work.follower is not None and work.follower.refusal is not None:
+            work.attempt.report_run_by_another(work.follower.refusal)
+        elif work.deferred_by is not None:
+            work.attempt.report_refused(work.deferred_by)
+            reason = missed_runs.still_running(work.deferred_by)
             self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
 
@@ -757,9 +757,9 @@ class ExecutorRuns:
         if work.attempt.held is not None:
             work.attempt.report_not_begun()
             self._hand_over(work)
-        elif work.kept_because is not None:
-            work.attempt.report_refused(work.kept_because)
-        elif work.as_follower is None or work.claim is not None:
+        elif work.deferred_by is not None:
+            work.attempt.report_refused(work.deferred_by)
+        elif work.follower is None or work.claim is not None:
             # A run that a follower has never asked for is left out, because the leader runs it.
             work.attempt.report_not_claimed()
         if work.claim is not None and work.attempt.held is None:
@@ -790,7 +790,7 @@ class ExecutorRuns:
         return look_at - now
 
     def wake_look(self) -> None:
-        """Bring the next look forward, so that kept runs are decided on."""
+        """Bring the next look forward, so that deferred runs are decided on."""
         self._parts.wake_look()
 
     def report_all_busy(self, all_busy: AllBusy) -> None:
@@ -819,7 +819,7 @@ class ExecutorRuns:
             ", ".join(named) or "nothing of this scheduler",
         )
 
-    def _withdraw_given(self, line: Line, inputs: StepInputs) -> None:
+    def _withdraw_given(self, queue: DrivenQueue, inputs: QueueInputs) -> None:
         """Withdraw the runs that have a lock and were given, unless a worker has begun them.
 
         Runs of an executor that is not APScheduler's are not withdrawn, because such an executor
@@ -827,7 +827,7 @@ class ExecutorRuns:
         """
         for run in list(self._given):
             work: _Work = run.work
-            if work.line is not line or work.attempt.held is None or not self._is_known:
+            if work.queue is not queue or work.attempt.held is None or not self._is_known:
                 continue
             if not run.token.take():
                 continue
@@ -859,7 +859,7 @@ class ExecutorRuns:
     def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
         run.work.is_decided.set()
-        self._parts.kept.take(run)
+        self._parts.deferred.take(run)
         if run.following is None:
             self._parts.note_over(run.work.submission)
 
@@ -879,7 +879,7 @@ class ExecutorRuns:
 
     def _may_begin(self, run: QueuedRun) -> bool:
         work: _Work = run.work
-        work.line.begun(run)
+        work.queue.begun(run)
         self._parts.note_begun(work.submission)
         attempt = work.attempt
         self._report_granted(run)
@@ -1007,7 +1007,7 @@ class ExecutorRuns:
                 now = time.monotonic()
                 self._worked.append((work.submission.job.id, now - work.took, now))
             self._note_over(run)
-            work.line.freed(run, work.took)
+            work.queue.freed(run, work.took)
 
 
 def _request_of(attempt: RunAttempt) -> ClaimRequest:

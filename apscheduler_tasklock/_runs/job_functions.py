@@ -137,7 +137,7 @@ def _constant_form(constant: Any) -> Any:
     return repr(constant)
 
 
-def check_runs(function: Any, where: str, *, awaiting: str | None = None) -> None:
+def check_body_runs(function: Any, where: str, *, awaiting: str | None = None) -> None:
     """Make sure that a call of a job's function runs the function's body.
 
     :param where: names the job, for messages

@@ -6,17 +6,17 @@ a listener. Events and log records go to the application's thread.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
-from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs, ToDo
+from apscheduler_tasklock._runs.deferred_runs import Outlook
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
@@ -32,9 +32,9 @@ LONGEST_WAIT = 0.5
 STUCK = 30.0
 
 # A message to the thread: a function that adds to the inputs of the next step.
-Message = Callable[[StepInputs], object]
+Message = Callable[[QueueInputs], object]
 # Returns how many workers there are now; ``None``: there is no limit of workers.
-Workers = Callable[[], int | None]
+CountWorkers = Callable[[], int | None]
 
 
 class Carrier(Protocol):
@@ -57,7 +57,7 @@ class Carrier(Protocol):
         """End a run that has not begun, and hand over its window if it was granted."""
 
     def wake_look(self) -> None:
-        """Bring the next look at the tasks' rows forward, so that kept runs are decided on."""
+        """Bring the next look at the tasks' rows forward, so that deferred runs are decided on."""
 
     def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
@@ -69,7 +69,7 @@ class Carrier(Protocol):
         """
 
 
-class Line:
+class DrivenQueue:
     """A queue of runs in the jobs' thread, with the messages to the queue.
 
     :ivar thread: the jobs' thread, which steps the queue
@@ -80,7 +80,7 @@ class Line:
     """
 
     def __init__(
-        self, thread: JobsThread, runs: RunQueue, workers: Workers, carrier: Carrier
+        self, thread: JobsThread, runs: RunQueue, workers: CountWorkers, carrier: Carrier
     ) -> None:
         self.thread = thread
         self.runs = runs
@@ -128,7 +128,7 @@ class Line:
         self.thread.post(self, lambda inputs: inputs.failed.append(run))
 
     def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
-        """Tell the queue the outlook of a kept run, found by a look that began at ``as_of``."""
+        """Tell the queue the outlook of a deferred run, found by a look that began at ``as_of``."""
         self.thread.post(self, lambda inputs: inputs.found.append((run, outlook, as_of)))
 
     def call(self, function: Message) -> None:
@@ -140,8 +140,8 @@ class JobsThread:
     """Drives queues of runs in one thread, which starts with the first message."""
 
     def __init__(self) -> None:
-        self._lines: list[Line] = []
-        self._inbox: queue.SimpleQueue[tuple[Line, Message]] = queue.SimpleQueue()
+        self._queues: list[DrivenQueue] = []
+        self._inbox: SimpleQueue[tuple[DrivenQueue, Message]] = SimpleQueue()
         # Reentrant, because the garbage collector may run while the lock is held, and may finalize
         # an object that posts a message.
         self._starting = threading.RLock()
@@ -151,16 +151,16 @@ class JobsThread:
         self._is_stopped = False
         self._step_began = inf  # on the monotonic clock
 
-    def add(self, runs: RunQueue, workers: Workers, carrier: Carrier) -> Line:
+    def add(self, runs: RunQueue, workers: CountWorkers, carrier: Carrier) -> DrivenQueue:
         """Add a queue that the thread steps.
 
         :param runs: the queue, which decides
         :param workers: returns how many workers there are now, both free and busy
         :param carrier: carries out the decisions
         """
-        line = Line(self, runs, workers, carrier)
-        self._lines.append(line)
-        return line
+        queue = DrivenQueue(self, runs, workers, carrier)
+        self._queues.append(queue)
+        return queue
 
     @property
     def is_live(self) -> bool:
@@ -186,9 +186,9 @@ class JobsThread:
                 self._thread = None
                 raise
 
-    def post(self, line: Line, message: Message) -> None:
+    def post(self, queue: DrivenQueue, message: Message) -> None:
         """Send a message to a queue. Never waits."""
-        self._inbox.put((line, message))
+        self._inbox.put((queue, message))
         with suppress(RuntimeError):  # no thread can be started, or the interpreter ends
             self.start()
 
@@ -201,16 +201,16 @@ class JobsThread:
         """
         is_done = threading.Event()
 
-        def stop(inputs: StepInputs) -> None:
+        def stop(inputs: QueueInputs) -> None:
             inputs.stopped = True
 
-        def note_done(_inputs: StepInputs) -> None:
+        def note_done(_inputs: QueueInputs) -> None:
             self._is_stopped = True
             self._carried_out.append(is_done)
 
-        for line in self._lines:
-            self.post(line, stop)
-        self.post(self._lines[-1], note_done)
+        for queue in self._queues:
+            self.post(queue, stop)
+        self.post(self._queues[-1], note_done)
         if self._thread is threading.current_thread():
             return  # because this thread would wait for its own next step
         if self._thread is None:
@@ -233,13 +233,13 @@ class JobsThread:
 
     def _waited(self) -> bool:
         """Wait for a message, or until a step is due; return whether the thread goes on."""
-        is_idle = all(line.runs.is_idle and line.wakes_at == inf for line in self._lines)
+        is_idle = all(queue.runs.is_idle and queue.wakes_at == inf for queue in self._queues)
         linger = 0.0 if self._is_stopped else LINGER
-        due_in = min(line.wakes_at for line in self._lines) - time.monotonic()
+        due_in = min(queue.wakes_at for queue in self._queues) - time.monotonic()
         seconds = linger if is_idle else min(due_in, LONGEST_WAIT)
-        with suppress(queue.Empty):
-            line, message = self._inbox.get(timeout=max(0.0, seconds))
-            line.messages.append(message)
+        with suppress(Empty):
+            queue, message = self._inbox.get(timeout=max(0.0, seconds))
+            queue.messages.append(message)
             return True
         if not is_idle:
             return True
@@ -260,36 +260,36 @@ class JobsThread:
 
     def _step_once(self) -> None:
         while self._inbox.qsize():  # only this thread takes messages out
-            line, message = self._inbox.get_nowait()
-            line.messages.append(message)
-        lines = [line for line in self._lines if line.messages or line.wakes_at <= time.monotonic()]
+            queue, message = self._inbox.get_nowait()
+            queue.messages.append(message)
+        queues = [q for q in self._queues if q.messages or q.wakes_at <= time.monotonic()]
         try:
-            for line in lines:
+            for queue in queues:
                 try:
-                    self._step_line(line)
+                    self._step_queue(queue)
                 except Exception:  # so that an error is logged and does not end this thread
                     logger.exception("The task lock's jobs thread failed, and goes on")
-                    line.wakes_at = time.monotonic() + LONGEST_WAIT
+                    queue.wakes_at = time.monotonic() + LONGEST_WAIT
         finally:
             done, self._carried_out = self._carried_out, []
             for event in done:
                 event.set()
 
-    def _step_line(self, line: Line) -> None:
-        carrier = line.carrier
-        inputs = StepInputs(workers=line.workers(), stopped=carrier.is_ending)
-        messages, line.messages = line.messages, []
+    def _step_queue(self, queue: DrivenQueue) -> None:
+        carrier = queue.carrier
+        inputs = QueueInputs(workers=queue.workers(), stopped=carrier.is_ending)
+        messages, queue.messages = queue.messages, []
         for message in messages:
             try:
                 message(inputs)
             except Exception:
                 logger.exception("The task lock's jobs thread failed, and goes on")
-        todo = line.runs.step(time.monotonic(), inputs)
-        line.wakes_at = todo.wakes_at
+        todo = queue.runs.step(time.monotonic(), inputs)
+        queue.wakes_at = todo.wakes_at
         _carry_out(todo, carrier)
-        longest = carrier.look() if line.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
-        line.wakes_at = min(line.wakes_at, time.monotonic() + longest)
-        line.update_room()
+        longest = carrier.look() if queue.runs.is_idle else min(carrier.look(), LONGEST_WAIT)
+        queue.wakes_at = min(queue.wakes_at, time.monotonic() + longest)
+        queue.update_room()
 
 
 def _carry_out(todo: ToDo, carrier: Carrier) -> None:

@@ -1,6 +1,6 @@
 """Leader mode: which replica asks for claims first.
 
-The leader asks for its run times at once. The other replicas are followers. A follower keeps its
+The leader asks for its run times at once. The other replicas are followers. A follower defers its
 run times until a look has read the rows of their tasks. It drops the run times that were run, and
 asks for the others. Leadership decides nothing else. So no run time is lost if the leader fails, or
 does not have a job that a follower has, and the locks alone keep a run time from being run twice.
@@ -20,9 +20,9 @@ from weakref import WeakKeyDictionary
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, RunState
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, TaskRow
 from apscheduler_tasklock._lock.statements import LEADER
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
@@ -105,7 +105,7 @@ class Leadership:
 
     @property
     def follows(self) -> bool:
-        """Whether this replica keeps its run times until a look.
+        """Whether this replica defers its run times until a look.
 
         While the database is unavailable no look can tell whether a run time was run, so the
         replica asks for each run time at once, as without leader mode. It does so too if the
@@ -121,7 +121,7 @@ class Leadership:
         self._rejected_since = min(self._rejected_since, self._clock())
 
     def _is_new(self, at: float) -> bool:
-        """Return whether another replica may still keep run times that this replica never had.
+        """Return whether another replica may still defer run times that this replica never had.
 
         If this replica ran a later run time first, those run times would be lost, because their
         windows come before the window of the task's last run.
@@ -136,7 +136,7 @@ class Leadership:
         """
         return self.follows and (as_of < due_at + self._head_start or self._is_new(as_of))
 
-    def take_or_renew(self, row: RunState | None) -> Statements[None]:
+    def take_or_renew(self, row: TaskRow | None) -> Statements[None]:
         """Take or renew the leadership, unless another replica leads.
 
         :param row: the leader's row as the look has found it; ``None``: there is no row
@@ -190,15 +190,15 @@ def _monotonic() -> float:
 
 
 @dataclass
-class Following:
+class FollowerRun:
     """Says what becomes of a follower's run, when a look has read the row of its task.
 
     :ivar leadership: the replica's part in the leadership
     :ivar run: the run
     :ivar request: returns the request of the run's claim. Calls the trigger, which may be the
         application's own code.
-    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is kept
-        instead, on the monotonic clock. The head start of the leader begins then.
+    :ivar due_at: when the run was due, or an earlier run that was dropped because this run is
+        deferred instead, on the monotonic clock. The head start of the leader begins then.
     :ivar refusal: set when the run time was run, so that the run is refused
     """
 
@@ -211,7 +211,7 @@ class Following:
     def __post_init__(self) -> None:
         self.due_at = self.run.due_at
 
-    def replace(self, other: Following) -> None:
+    def replace(self, other: FollowerRun) -> None:
         """Take the place of an earlier run of the job, because only the last run time is run.
 
         If each run time had a head start of its own, a job with a short period would never be asked
@@ -232,7 +232,7 @@ class Following:
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
 
-    def _was_run(self, row: RunState, as_of: float) -> bool:
+    def _was_run(self, row: TaskRow, as_of: float) -> bool:
         """Return whether a claim of the run would find its window taken.
 
         :param as_of: when the look began, on the monotonic clock
@@ -261,7 +261,7 @@ class Following:
         return run_time < min(until, begun + request.min_lock)
 
 
-def _refusal_by(row: RunState) -> Refusal:
+def _refusal_by(row: TaskRow) -> Refusal:
     """Return the refusal of a run time whose window another claim has taken."""
     taken_until: datetime = row.locked_until or row.database_time
     return Refusal(
@@ -279,7 +279,7 @@ def _refusal_by(row: RunState) -> Refusal:
     )
 
 
-def _is_forged(row: RunState) -> bool:
+def _is_forged(row: TaskRow) -> bool:
     """Return whether a leader's lease ends later than that of any replica."""
     until = row.locked_until or row.database_time
     return (until - row.database_time).total_seconds() > LONGEST_LEADER_LEASE

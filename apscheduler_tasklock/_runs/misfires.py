@@ -7,8 +7,8 @@ lock takes must not count as lateness. Two rules make sure of this:
   submission. When hundreds of jobs are due at once, the scheduler submits the last job while the
   first jobs are being claimed. The time of these claims must not make the last job late.
 - Lateness is computed on the virtual workers of
-  :class:`~apscheduler_tasklock._runs.workers.Workers`, for which claims take no time. On the real
-  workers, a run that waits for its claim keeps a worker idle, so that other runs wait longer.
+  :class:`~apscheduler_tasklock._runs.workers.WorkerModel`, for which claims take no time. On the
+  real workers, a run that waits for its claim keeps a worker idle, so that other runs wait longer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_misfire(run: QueuedRun, begins_at: float) -> bool:
 def lateness(run: QueuedRun, begins_at: float) -> float:
     """Return the lateness of a run that begins at this time, in seconds.
 
-    The seconds for which the run was kept do not count as lateness.
+    The seconds for which the run was deferred do not count as lateness.
     """
     return begins_at - run.excused - run.due_at
 

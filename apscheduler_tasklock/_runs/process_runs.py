@@ -23,14 +23,14 @@ from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.adapter import (
-    RunId,
+    JobIdWithRun,
     let_notice_deaths,
     worker_processes,
 )
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import StepInputs
+from apscheduler_tasklock._runs.queue import QueueInputs
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
@@ -109,7 +109,7 @@ class ProcessRuns(ExecutorRuns):
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
     def _note_broken(
-        self, run: QueuedRun, processes: Mapping[int, Any], _inputs: StepInputs
+        self, run: QueuedRun, processes: Mapping[int, Any], _inputs: QueueInputs
     ) -> None:
         """Note a run of a broken pool, one of whose processes may still run the job."""
         self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
@@ -199,7 +199,7 @@ class ProcessRuns(ExecutorRuns):
                 processes = work.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                work.line.call(partial(self._note_broken, run, processes))
+                work.queue.call(partial(self._note_broken, run, processes))
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)
 
@@ -216,7 +216,7 @@ class _JobForWorker(GivenJob):
         submission = run.work.submission
         super().__init__(
             submission,
-            RunId(submission.job.id, run),
+            JobIdWithRun(submission.job.id, run),
             submission.job.func,
             ALWAYS_MISSED if run.is_missed else None,
         )

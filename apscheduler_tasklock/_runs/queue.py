@@ -15,10 +15,10 @@ from itertools import count
 from math import inf
 
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
-from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
 from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, QueuedRun, RunKind, State
-from apscheduler_tasklock._runs.workers import Workers
+from apscheduler_tasklock._runs.workers import WorkerModel
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
 # are free. After a refusal, more are asked for, because other replicas claim the same runs, so that
@@ -39,7 +39,7 @@ PATIENCE = 0.1
 
 
 @dataclass
-class StepInputs:
+class QueueInputs:
     """The inputs of a step: what has happened since the last step.
 
     :ivar came: runs that were submitted
@@ -47,8 +47,8 @@ class StepInputs:
     :ivar begun: runs that a worker has begun
     :ivar freed: runs whose workers are free now, and the seconds that each run took
     :ivar failed: runs that the executor did not take
-    :ivar found: kept runs, each with its outlook after a look at its task's row, and with the time
-        at which the look began
+    :ivar found: deferred runs, each with its outlook after a look at its task's row, and with the
+        time at which the look began
     :ivar workers: how many workers the executor has; ``None``: there is no limit of workers
     :ivar stopped: whether no run is to begin any more
     """
@@ -99,7 +99,7 @@ class ToDo:
     :ivar withdrawn: the runs that do not begin because of a stop. If such a run was granted, its
         window is to be handed over.
     :ivar is_look_due: whether a look is due, because a run waits until a look has decided on an
-        earlier, kept run of its job
+        earlier, deferred run of its job
     :ivar all_busy: set if a log line is to say that all workers are busy
     :ivar wakes_at: when to step again if no input comes before; on the monotonic clock
     """
@@ -121,7 +121,7 @@ class RunQueue:
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
-        self._waiting: list[QueuedRun] = []  # waiting and kept runs
+        self._waiting: list[QueuedRun] = []  # waiting and deferred runs
         self._numbers = count()
         self._asked: set[QueuedRun] = set()
         # The outcomes of the current asks, as far as they are answered.
@@ -138,7 +138,7 @@ class RunQueue:
         self._unanswered = 0  # how many asks in a row had no answer
         self._full_reported_at = -inf
         self._stopped = False
-        self._workers = Workers()
+        self._workers = WorkerModel()
 
     @property
     def is_idle(self) -> bool:
@@ -151,7 +151,7 @@ class RunQueue:
         waiting = sum(run.state is State.WAITING for run in self._waiting)
         return max(0, self._workers.free - waiting - len(self._asked))
 
-    def step(self, now: float, inputs: StepInputs) -> ToDo:
+    def step(self, now: float, inputs: QueueInputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
 
         :param now: on the monotonic clock
@@ -222,7 +222,7 @@ class RunQueue:
             self._unanswered += 1
         elif outcomes:
             self._unanswered = 0
-            if outcomes <= {ClaimOutcome.REFUSED, ClaimOutcome.KEPT}:
+            if outcomes <= {ClaimOutcome.REFUSED, ClaimOutcome.DEFERRED}:
                 self._growth = min(MOST_ASKED, max(1, self._growth * 2))
             else:
                 self._growth = 0 if outcomes <= {ClaimOutcome.GRANTED, ClaimOutcome.BEYOND} else 1
@@ -230,8 +230,8 @@ class RunQueue:
     def _wait_again(self, run: QueuedRun, now: float, outcome: ClaimOutcome) -> None:
         """Put a run back at its place among the waiting runs."""
         run.state = State.WAITING
-        if outcome is ClaimOutcome.KEPT:
-            run.state, run.kept_at = State.KEPT, now
+        if outcome is ClaimOutcome.DEFERRED:
+            run.state, run.deferred_at = State.DEFERRED, now
         elif outcome is ClaimOutcome.UNLOCKED:
             run.claims = False
         elif outcome in (ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED):
@@ -247,23 +247,23 @@ class RunQueue:
     def _take_outlooks(
         self, todo: ToDo, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
     ) -> None:
-        """Note what becomes of kept runs."""
+        """Note what becomes of deferred runs."""
         for run, outlook, as_of in found:
             run.looked_at = max(run.looked_at, as_of)
-            self._decide_kept(todo, now, run, outlook)
+            self._decide_deferred(todo, now, run, outlook)
         if found:
             self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
-    def _decide_kept(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
-        """Let a kept run wait for a worker again, or end it, as its outlook says.
+    def _decide_deferred(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
+        """Let a deferred run wait for a worker again, or end it, as its outlook says.
 
-        The seconds for which the run was kept do not count as its lateness.
+        The seconds for which the run was deferred do not count as its lateness.
         """
         # The run may have been withdrawn since the look began.
-        if outlook is Outlook.WAITS or run.state is not State.KEPT:
+        if outlook is Outlook.WAITS or run.state is not State.DEFERRED:
             return
         for each in run.backlog:
-            each.excused += now - run.kept_at
+            each.excused += now - run.deferred_at
         if outlook is Outlook.ASKED_AGAIN:
             run.state = State.WAITING
             return
@@ -299,7 +299,7 @@ class RunQueue:
         first = [run for run in ready if run.kind.goes_first]
         # If a job runs the first run time of a backlog, later run times of the job wait for the
         # rest of the backlog. If they were claimed first, the rest of the backlog would be refused.
-        # Runs that were kept are such a backlog, too. If the next one were claimed while one of
+        # Runs that were deferred are such a backlog, too. If the next one were claimed while one of
         # them has a worker, its claim would be refused because of that run.
         backlogs = {
             run.job
@@ -307,11 +307,11 @@ class RunQueue:
             if run.claims and (run.following is not None or run.excused)
         }
         others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
-        kept: dict[JobKey, list[QueuedRun]] = {}
+        deferred: dict[JobKey, list[QueuedRun]] = {}
         for run in self._waiting:
-            if run.state is State.KEPT:
-                kept.setdefault(run.job, []).append(run)
-        others = [run for run in others if not self._is_held(run, kept.get(run.job, ()), todo)]
+            if run.state is State.DEFERRED:
+                deferred.setdefault(run.job, []).append(run)
+        others = [run for run in others if not self._is_held(run, deferred.get(run.job, ()), todo)]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
@@ -321,18 +321,18 @@ class RunQueue:
             self._asked_at = now
             self._asked.update(ask.runs)
             self._reserved += ask.most or 0
-        stay = (State.WAITING, State.KEPT)
+        stay = (State.WAITING, State.DEFERRED)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
-    def _is_held(self, run: QueuedRun, kept: Sequence[QueuedRun], todo: ToDo) -> bool:
-        """Return whether a run waits until a look has read the row of an earlier, kept run.
+    def _is_held(self, run: QueuedRun, deferred: Sequence[QueuedRun], todo: ToDo) -> bool:
+        """Return whether a run waits until a look has read the row of an earlier, deferred run.
 
-        Both are runs of one job. The run because of which the earlier run is kept may be over,
+        Both are runs of one job. The run because of which the earlier run is deferred may be over,
         which only a look can find out. If the later run were claimed before that look, the earlier
         run and its backlog would be refused. A look from before a worker was free does not count,
         because the run in the way may have ended while the later run waited for the worker.
         """
-        looked_at = [each.looked_at for each in kept if each.due_at < run.due_at]
+        looked_at = [each.looked_at for each in deferred if each.due_at < run.due_at]
         is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
         if not is_held or self._free_since < inf:
             todo.is_look_due = todo.is_look_due or (is_held and not run.is_held)

@@ -14,9 +14,9 @@ from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
-from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, RunState
-from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, TaskRow
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import JobKey
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -70,7 +70,7 @@ class Registrar:
         is_shared: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         timings: Timings | None = None,
-        notices: JobNotices | None = None,
+        notices: SkippedJobsLog | None = None,
         note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
         forget: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
@@ -81,7 +81,7 @@ class Registrar:
         self._is_shared = is_shared
         self._stored_tasks = stored_tasks
         self._interval = (timings or Timings()).report_interval
-        self._notices = notices or JobNotices()
+        self._notices = notices or SkippedJobsLog()
         self._note_rescheduled = note_rescheduled
         self._forget = forget
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Registrar:
         self._expected = {self._with_row[0]} if self._with_row else set()
         return self._expected
 
-    def register(self, states: Sequence[RunState], *, has_listed: bool) -> Statements[None]:
+    def register(self, states: Sequence[TaskRow], *, has_listed: bool) -> Statements[None]:
         """Register the tasks of changed jobs, and tasks whose rows need a due time.
 
         At the first look, and until the jobs of all job stores are known, the tasks of all known
@@ -133,14 +133,14 @@ class Registrar:
         yield from self._register(changed)
         self._is_first = not has_listed
 
-    def _note_due(self, states: Sequence[RunState]) -> None:
+    def _note_due(self, states: Sequence[TaskRow]) -> None:
         """Let tasks be registered that came due in a pause, if that pause is over."""
         for state in states:
             if state.due_in_pause and not state.paused:
                 for key in self._known.keys_of(state.task_name):
                     self.note(key)
 
-    def _look_for_missing(self, states: Sequence[RunState]) -> None:
+    def _look_for_missing(self, states: Sequence[TaskRow]) -> None:
         """Let the tasks of all jobs be registered again, if a task has lost its row."""
         missing = self._expected - {state.task_name for state in states}
         if not missing:
@@ -152,7 +152,7 @@ class Registrar:
         for key in self._known.job_keys():
             self.note(key)
 
-    def differs(self, state: RunState) -> bool:
+    def differs(self, state: TaskRow) -> bool:
         """Return whether a row's schedule differs from the schedule of the job on this replica.
 
         If the schedules differ, the next look registers the task again. They differ in a rolling
@@ -171,7 +171,7 @@ class Registrar:
                 self.note(key)
         return differs
 
-    def has_due(self, state: RunState) -> bool:
+    def has_due(self, state: TaskRow) -> bool:
         """Return whether a task has a recurring job that exists and is not paused.
 
         Each job is read, because another replica may have removed or paused a job of a shared job

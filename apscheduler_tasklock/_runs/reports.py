@@ -165,7 +165,7 @@ class Reports:
         if reason is not None:
             self._notifier.note_missed(request, MissCause.REFUSED, reason)
 
-    def kept(self, refusal: Refusal) -> None:
+    def deferred(self, refusal: Refusal) -> None:
         """Report a run time that was refused, and is claimed again when the run in its way is over.
 
         There is no event, because the run time may still be run.

@@ -34,7 +34,7 @@ class State(enum.Enum):
 
     WAITING = "waiting"  # for a worker, for the run before it, or until its task's row is unlocked
     ASKED = "asked"  # its claim is on the way to the database
-    KEPT = "kept"  # refused because of an unfinished run, and claimed again when that run is over
+    DEFERRED = "deferred"  # refused because of an unfinished run; claimed when that run is over
     GIVEN = "given"  # given to the wrapped executor, and not begun
     BEGUN = "begun"
     OVER = "over"
@@ -45,7 +45,7 @@ class ClaimOutcome(enum.Enum):
 
     GRANTED = "granted"
     REFUSED = "refused"
-    KEPT = "kept"  # refused because of another run, but its own window is still to be run
+    DEFERRED = "deferred"  # refused because of another run, but its own window is still to be run
     LOCKED = "locked"  # another session has the task's row locked
     UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
     BEYOND = "beyond"  # not granted, because other claims have got all free workers
@@ -92,18 +92,18 @@ class QueuedRun:
     :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
     :ivar not_before: the run is not claimed before this time, because its task's row was locked
     :ivar locked: how many claims of the run have found the task's row locked
-    :ivar kept_at: when the state of the run became ``KEPT``
-    :ivar looked_at: for a kept run, when the last look began that has read its task's row
-    :ivar is_held: whether the run is not claimed until a look has read the row of an earlier, kept
-        run of its job
-    :ivar excused: seconds for which the run was kept, which do not count as lateness
+    :ivar deferred_at: when the state of the run became ``DEFERRED``
+    :ivar looked_at: for a deferred run, when the last look began that has read its task's row
+    :ivar is_held: whether the run is not claimed until a look has read the row of an earlier,
+        deferred run of its job
+    :ivar excused: seconds for which the run was deferred, which do not count as lateness
     :ivar given_at: when the run was given to the executor; ``inf``: it was not given
     :ivar began_at: when the run began; ``inf``: it has not begun
     :ivar at: when the run would have begun if claims took no time
     :ivar earliest: when the run before it in its submission would have been over if claims took no
         time
     :ivar goes_on: whether the run before it in its submission was run, so that this run gets the
-        virtual worker of that run; see ``Workers``
+        virtual worker of that run; see ``WorkerModel``
     :ivar overtakes: whether the run needs no claim, and was given before runs that came earlier and
         are being claimed
     :ivar is_missed: whether the run is given only so that APScheduler reports it as missed
@@ -125,7 +125,7 @@ class QueuedRun:
     number: int = 0
     not_before: float = -inf
     locked: int = 0
-    kept_at: float = 0.0
+    deferred_at: float = 0.0
     looked_at: float = -inf
     is_held: bool = False
     excused: float = 0.0

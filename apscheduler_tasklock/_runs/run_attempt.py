@@ -147,9 +147,9 @@ class RunAttempt:
         self._telemetry.skipped("shutdown")
 
     def report_refused(self, refusal: Refusal) -> None:
-        """Report that a kept run is not run.
+        """Report that a deferred run is not run.
 
-        :param refusal: the refusal because of which the run was kept
+        :param refusal: the refusal because of which the run was deferred
         """
         self._reports.refused(refusal)
 
@@ -403,11 +403,11 @@ class RunAttempt:
             return
         assert isinstance(self._asked, ClaimRequest)
         self._reports.warn_of(self._asked, refusal)
-        # The run of a stored job is not kept, because the job store reads the job again.
+        # The run of a stored job is not deferred, because the job store reads the job again.
         if due is None:
             self.refusal = refusal
         if self.refusal is not None and refusal.blocked:
-            self._reports.kept(refusal)
+            self._reports.deferred(refusal)
         else:
             self._reports.refused(refusal)
 

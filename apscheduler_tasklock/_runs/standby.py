@@ -12,7 +12,7 @@ from typing import Any
 
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import TaskRow
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
 
 # Seconds from a task's due time until another replica stands in. It waits so long because the claim
@@ -20,7 +20,7 @@ from apscheduler_tasklock._runs.trigger_times import has_shared_times
 STANDBY_AFTER = 2.0
 
 
-def seconds_late(state: RunState, *, stable: bool) -> float | None:
+def seconds_late(state: TaskRow, *, stable: bool) -> float | None:
     """Return how late a task's due run time is, if a replica may stand in.
 
     :param stable: whether the database is available, and has been so for some time. Right after an
@@ -34,7 +34,7 @@ def seconds_late(state: RunState, *, stable: bool) -> float | None:
 
 
 def may_stand_in(
-    job: Any, schedule: str | None, state: RunState, late_by: float, now: datetime
+    job: Any, schedule: str | None, state: TaskRow, late_by: float, now: datetime
 ) -> bool:
     """Return whether a job here may be run for a due time that another replica has missed.
 

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from apscheduler.util import iscoroutinefunction_partial
 
-from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, RunState
+from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, TaskRow
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock._runs.trigger_times import (
@@ -168,8 +168,8 @@ class Submission:
     schedule_since: float | None = None
     gaps: Gaps = field(default_factory=Gaps)
     exempt_from_misfire: bool = False
-    failed_run: RunState | None = None
-    dead_run: RunState | None = None
+    failed_run: TaskRow | None = None
+    dead_run: TaskRow | None = None
     request_id: UUID | None = None
     previous: tuple[Any, datetime] | None = None
     is_standby: bool = False
@@ -203,7 +203,7 @@ class Submission:
 
         Manual runs, retries and standby runs do not count, so that APScheduler skips no scheduled
         run because of them. The claim of a scheduled run that comes meanwhile is refused, and the
-        run is kept. Runs of stored jobs do not count, because the lock lets one run go on at a
+        run is deferred. Runs of stored jobs do not count, because the lock lets one run go on at a
         time.
         """
         is_beside = self.is_manual or self.is_standby or self.failed_run is not None
@@ -214,13 +214,13 @@ class Submission:
         """The job's id, and the alias of its store."""
         return self.job.id, self.jobstore
 
-    def for_dead_run(self, dead: RunState, *, is_stored: bool = False) -> Submission:
+    def for_dead_run(self, dead: TaskRow, *, is_stored: bool = False) -> Submission:
         """Return this submission as the takeover of a dead run."""
         return replace(
             self, dead_run=dead, failed_run=None, exempt_from_misfire=True, is_stored=is_stored
         )
 
-    def for_failed_run(self, failed: RunState, *, is_stored: bool = False) -> Submission:
+    def for_failed_run(self, failed: TaskRow, *, is_stored: bool = False) -> Submission:
         """Return this submission as the retry of a failed run."""
         return replace(
             self, failed_run=failed, dead_run=None, exempt_from_misfire=True, is_stored=is_stored

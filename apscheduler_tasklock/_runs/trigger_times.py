@@ -308,7 +308,8 @@ def count_until(
     :return: how many they are, the last one, and the one that follows it, which may be after the
         trigger's end. A number above ``MOST_COUNTED`` means that they are more than that, because
         only those of an interval are counted further. The last one is then the one that
-        :func:`last_run_time` finds, which for a trigger of the application's may be an earlier one.
+        :func:`last_run_time_until` finds, which for a trigger of the application's may be an
+        earlier one.
     :raises OutOfStepsError: the budget of steps does not suffice
     :raises Exception: whatever a custom trigger raises
     """
@@ -325,12 +326,12 @@ def count_until(
     ):
         count, last = count + 1, next_one
         if count > MOST_COUNTED:  # one search, because a trigger of the application's may be slow
-            last = last_run_time(plain, last, _moved(until, -_INSTANT))
+            last = last_run_time_until(plain, last, _moved(until, -_INSTANT))
         next_one = _next_after(plain, last, steps)
     return count, last, next_one
 
 
-def last_run_time(trigger: Any, first: datetime, until: datetime) -> datetime:
+def last_run_time_until(trigger: Any, first: datetime, until: datetime) -> datetime:
     """Return a trigger's last run time from one on and up to a moment, without jitter.
 
     The run times between are not walked if the trigger can be asked about any moment. These are

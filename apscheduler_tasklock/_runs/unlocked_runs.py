@@ -8,7 +8,7 @@ from typing import Any
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._returned import check_returned
-from apscheduler_tasklock._runs.adapter import RunId, give, never_awaited
+from apscheduler_tasklock._runs.adapter import JobIdWithRun, give, never_awaited
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts
 from apscheduler_tasklock._runs.given_job import GivenJob
 from apscheduler_tasklock._runs.reports import Notifier
@@ -65,7 +65,7 @@ class _UnlockedJob(GivenJob):
         job = submission.job
         where = f"job {job.id!r}: its function"
         call = partial(_await if submission.awaited else _call, where, wrap, job.func)
-        super().__init__(submission, RunId(job.id, submission), call, job.misfire_grace_time)
+        super().__init__(submission, JobIdWithRun(job.id, submission), call, job.misfire_grace_time)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobInWorker, (self._job, self.misfire_grace_time, None)

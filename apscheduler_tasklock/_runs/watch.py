@@ -26,10 +26,10 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClosedRun,
     GiveUp,
     Prune,
-    RunState,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
-from apscheduler_tasklock._runs.kept_runs import KeptRuns, LastRun
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
@@ -43,23 +43,23 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, Ta
 logger = logger_of(__name__)
 
 
-class Jobs(Protocol):
+class WatchedJobs(Protocol):
     """The scheduler's jobs on one executor, as a look needs them."""
 
     def list_tasks(self) -> Iterable[tuple[str, JobKey, float | None]]:
         """Yield the task, key and lease of each job. Reads the job stores."""
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         """Return the takeover of a dead run; ``None`` if the job cannot take the run over."""
 
-    def retry_of(self, key: JobKey, failed: RunState) -> Submission | None:
+    def retry_of(self, key: JobKey, failed: TaskRow) -> Submission | None:
         """Return the retry of a failed run; ``None`` if the job cannot run it again."""
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return a manual run of a job; ``None`` if the job is gone or cannot run here."""
 
     def standby_for(
-        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Return a standby run of a job; ``None`` if the job may not stand in."""
 
@@ -79,8 +79,8 @@ class Watch:
     """Makes the looks: reads the rows of a scheduler's tasks, and does what each row needs.
 
     - A dead run that has failover, or was handed over, is submitted again, as a takeover.
-    - Kept runs are decided on when the run in their way is over. If that run died and has failover,
-      its takeover comes first.
+    - Deferred runs are decided on when the run in their way is over. If that run died and has
+      failover, its takeover comes first.
     - A failed run whose retry is due is submitted again, by every replica that has the task.
     - A manual run is submitted, by every replica that has the task.
     - A run time of an interval job that another replica has missed is submitted; see ``standby``.
@@ -93,7 +93,7 @@ class Watch:
     :param locks: the task locks of this replica
     :param known: the tasks of this replica
     :param jobs: the scheduler's jobs
-    :param kept: the kept runs
+    :param deferred: the deferred runs
     :param registrar: registers tasks
     :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks
@@ -114,13 +114,13 @@ class Watch:
         self,
         locks: LockClient,
         known: KnownTasks,
-        jobs: Jobs,
-        kept: KeptRuns,
+        jobs: WatchedJobs,
+        deferred: DeferredRuns,
         registrar: Registrar,
         scheduler_state: Callable[[], int],
         interval: float,
-        given_up: Callable[[RunState, ClosedRun, JobKey, str], None],
-        report_overdue: Callable[[RunState], None] | None = None,
+        given_up: Callable[[TaskRow, ClosedRun, JobKey, str], None],
+        report_overdue: Callable[[TaskRow], None] | None = None,
         note_look: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
         leadership: Leadership | None = None,
@@ -130,7 +130,7 @@ class Watch:
         self._locks = locks
         self._known = known
         self._jobs = jobs
-        self._kept = kept
+        self._deferred = deferred
         self._registrar = registrar
         self._given_up = given_up
         self._report_overdue_task = report_overdue or self._warn_overdue
@@ -225,7 +225,7 @@ class Watch:
         leader = [] if self._leadership is None else [self._leadership.row]
         asked_for = sorted({*waiting, *self._registrar.expecting(), *leader})
         names = sorted({*self._known.names(), *asked_for})
-        states: list[RunState] = []
+        states: list[TaskRow] = []
         self._as_of = time.monotonic()
         if names:
             states = yield from self._read(names, asked_for)
@@ -251,9 +251,9 @@ class Watch:
                 gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self._as_of)
                 self._decide(name, gone)
 
-    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[RunState]]:
+    def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[TaskRow]]:
         try:
-            states: list[RunState] = yield self._locks.reading(names, asked_for)
+            states: list[TaskRow] = yield self._locks.reading(names, asked_for)
         except TaskLockDatabaseError:
             raise
         except TaskLockError:
@@ -264,8 +264,8 @@ class Watch:
             raise
         return states
 
-    def _do_what_is_called_for(self, state: RunState) -> Statements[None]:
-        is_kept = self._kept.has(state.task_name)
+    def _do_what_is_called_for(self, state: TaskRow) -> Statements[None]:
+        is_deferred = self._deferred.has(state.task_name)
         with self._one_task(state.task_name, "its dead run"):
             yield from self._handle_dead_run(state)
         with self._one_task(state.task_name, "its retry"):
@@ -273,12 +273,12 @@ class Watch:
         with self._one_task(state.task_name, "its manual run"):
             self.run_manual(state)
         with self._one_task(state.task_name, "whether another replica has missed its run time"):
-            if not is_kept:  # because the kept run is decided on above
+            if not is_deferred:  # because the deferred run is decided on above
                 self._stand_in(state)
         with self._one_task(state.task_name, "whether it is overdue"):
             self._report_overdue(state)
 
-    def _note_unasked(self, states: Sequence[RunState]) -> None:
+    def _note_unasked(self, states: Sequence[TaskRow]) -> None:
         """Note the run times that passed while no replica was there, at the first look."""
         if self._missed is None:
             return
@@ -300,12 +300,12 @@ class Watch:
     def _waiting(self) -> set[str]:
         """Return the tasks whose rows each look has to read, whatever their state.
 
-        These tasks have kept runs, or a refused run whose job the scheduler has dropped.
+        These tasks have deferred runs, or a refused run whose job the scheduler has dropped.
         """
         with self._changed:
-            return {*self._kept.task_names, *self._last}
+            return {*self._deferred.task_names, *self._last}
 
-    # Dead runs and kept runs.
+    # Dead runs and deferred runs.
 
     def note_unfinished(self, submission: Submission, may_be_over: bool) -> None:
         """Note a run time while the task's last run is unfinished, or may be retried.
@@ -330,52 +330,52 @@ class Watch:
         with self._changed:
             is_expecting = submission.task_name in self._expecting
             self._expecting.discard(submission.task_name)
-        if is_expecting or self._kept.has(submission.task_name):
+        if is_expecting or self._deferred.has(submission.task_name):
             self.looks.wake()
 
-    def _handle_dead_run(self, state: RunState) -> Statements[None]:
-        """Take over a task's last run if it is dead, and decide on the task's kept runs."""
+    def _handle_dead_run(self, state: TaskRow) -> Statements[None]:
+        """Take over a task's last run if it is dead, and decide on the task's deferred runs."""
         if state.finished:
             if not state.retry_pending:
                 self._drop_last(state.task_name)
-            self._decide_kept(state, state.deaths)
+            self._decide_deferred(state, state.deaths)
             return
         # A dead run is not taken over while its task is paused. Right after an outage, only a run
         # that was handed over is taken over, because any other holder may still renew its lease.
         believed = not state.paused and state.dead
         believed = believed and (state.handed_over or self._locks.stable)
         is_run_again = believed and (yield from self._run_again(state))
-        self._decide_kept(state, state.deaths, goes_on=not believed or is_run_again)
+        self._decide_deferred(state, state.deaths, goes_on=not believed or is_run_again)
 
-    def _decide_kept(self, state: RunState, deaths: int, *, goes_on: bool = False) -> None:
-        """Decide on the runs that are kept because of a task's last run.
+    def _decide_deferred(self, state: TaskRow, deaths: int, *, goes_on: bool = False) -> None:
+        """Decide on the runs that are deferred because of a task's last run.
 
-        :param goes_on: whether the kept runs go on waiting, for that run or for its takeover
+        :param goes_on: whether the deferred runs go on waiting, for that run or for its takeover
         """
         is_over, is_dead = state.finished and not goes_on, state.dead and not goes_on
         last = LastRun(state.token, is_over, is_dead, deaths, self._as_of, state)
         self._decide(state.task_name, last)
 
     def _ask_for_kept_runs(self) -> None:
-        """Let a follower ask for the runs that it keeps, because no look can read the rows.
+        """Let a follower ask for the runs that it defers, because no look can read the rows.
 
         From now on these runs are treated as without leader mode: in an outage they are skipped
         when their claims have got no answer, and otherwise when their claims are rejected. Runs
-        that are kept because of another run go on waiting.
+        that are deferred because of another run go on waiting.
         """
-        for name in self._kept.task_names:
-            with self._one_task(name, "its kept runs"):
+        for name in self._deferred.task_names:
+            with self._one_task(name, "its deferred runs"):
                 self._decide(name, LastRun(0, finished=False, dead=False, deaths=0))
 
     def _decide(self, task_name: str, last: LastRun) -> None:
-        for key in self._known.asking(self._kept.jobs_of(task_name)):
-            self._kept.decide(task_name, key, last)
+        for key in self._known.asking(self._deferred.jobs_of(task_name)):
+            self._deferred.decide(task_name, key, last)
 
-    def _run_again(self, state: RunState) -> Statements[bool]:
+    def _run_again(self, state: TaskRow) -> Statements[bool]:
         """Take over or give up a dead run, if it has failover or was handed over.
 
-        :return: ``True`` if the caller has no kept runs to decide on, because they were decided on
-            here or have to wait for the takeover; ``False`` if it is to decide on them
+        :return: ``True`` if the caller has no deferred runs to decide on, because they were decided
+            on here or have to wait for the takeover; ``False`` if it is to decide on them
         """
         if not state.is_run_again(failover=True):
             return False
@@ -390,14 +390,14 @@ class Watch:
         reason = state.reason_to_give_up(submission.options.max_takeovers)
         if reason is not None:
             yield from self._give_up(state, key, reason)
-            self._decide_kept(state, state.deaths + 1)
+            self._decide_deferred(state, state.deaths + 1)
             return True
         for _ in self._known.asking([key]):
             if self._is_new(state.claim_id):
                 self._submit(submission, state.claim_id)
         return True
 
-    def _end_stored(self, state: RunState, key: JobKey, submission: Submission) -> Statements[None]:
+    def _end_stored(self, state: TaskRow, key: JobKey, submission: Submission) -> Statements[None]:
         """Give up a stored job's dead run if the job has no failover any more.
 
         The task's row still says that the run has failover. So the job's next run would have to
@@ -406,14 +406,14 @@ class Watch:
         if submission.is_stored:
             yield from self._give_up(state, key, "failover is off for its job by now")
 
-    def _give_up(self, state: RunState, key: JobKey, reason: str) -> Statements[None]:
+    def _give_up(self, state: TaskRow, key: JobKey, reason: str) -> Statements[None]:
         closed: ClosedRun | None = yield self._locks.carrying_out(
             GiveUp(state.task_name, state.claim_id)
         )
         if closed is not None:
             self._given_up(state, closed, key, reason)
 
-    def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:
+    def _find_job(self, state: TaskRow) -> tuple[JobKey, Submission] | None:
         """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""
         last = self._last_of(state)
         if last is not None:
@@ -424,7 +424,7 @@ class Watch:
                 return key, found
         return None
 
-    def _last_of(self, state: RunState) -> Submission | None:
+    def _last_of(self, state: TaskRow) -> Submission | None:
         """Return the last run of a job that the scheduler has dropped, if it is this run's job."""
         with self._changed:
             last, _ = self._last.get(state.task_name, (None, 0.0))
@@ -437,7 +437,7 @@ class Watch:
             if noted_at < self._as_of:
                 del self._last[task_name]
 
-    def _keys_of(self, state: RunState) -> Iterator[JobKey]:
+    def _keys_of(self, state: TaskRow) -> Iterator[JobKey]:
         """Yield the jobs of a row's task. The caller may call each job's store and trigger."""
         return self._known.asking(self._known.keys_of(state.task_name))
 
@@ -460,12 +460,12 @@ class Watch:
 
     # Retries and manual runs.
 
-    def _retry(self, state: RunState) -> None:
+    def _retry(self, state: TaskRow) -> None:
         """Submit the retry of a failed run, if its time has come."""
         if state.retry_at is not None and not self.closed:
             self._submit_once(state.claim_id, self._retries_of(state))
 
-    def _retries_of(self, state: RunState) -> Iterator[Submission]:
+    def _retries_of(self, state: TaskRow) -> Iterator[Submission]:
         for key in self._keys_of(state):
             found = self._jobs.retry_of(key, state)
             if found is not None and found.may_retry_after(state.attempt):
@@ -485,7 +485,7 @@ class Watch:
         with self._changed:
             self._expecting.add(task_name)
 
-    def run_manual(self, state: RunState, keys: Iterable[JobKey] | None = None) -> None:
+    def run_manual(self, state: TaskRow, keys: Iterable[JobKey] | None = None) -> None:
         """Submit the manual run that was asked for, if there is one and the task is not running.
 
         Any thread may call this if it gives the jobs.
@@ -498,7 +498,7 @@ class Watch:
             self._submit_once(request_id, self._manual_runs_of(state, request_id, keys))
 
     def _manual_runs_of(
-        self, state: RunState, request_id: UUID, keys: Iterable[JobKey]
+        self, state: TaskRow, request_id: UUID, keys: Iterable[JobKey]
     ) -> Iterator[Submission]:
         for key in keys:
             found = self._jobs.requested(key, state.task_name, request_id)
@@ -525,7 +525,7 @@ class Watch:
 
     # Run times that no replica has run.
 
-    def _stand_in(self, state: RunState) -> None:
+    def _stand_in(self, state: TaskRow) -> None:
         """Submit a standby run of a due task, if the replica with this run time does not run it."""
         late_by = seconds_late(state, stable=self._locks.stable)
         if late_by is None or self._begun.get(state.task_name) == state.due_at:
@@ -539,7 +539,7 @@ class Watch:
                 self._jobs.submit(submission, lambda: None)
                 return
 
-    def _report_overdue(self, state: RunState) -> None:
+    def _report_overdue(self, state: TaskRow) -> None:
         """Report an overdue task, once until it runs."""
         if not state.overdue or state.task_name in self._logged:
             return
@@ -549,7 +549,7 @@ class Watch:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 
-    def _warn_overdue(self, state: RunState) -> None:
+    def _warn_overdue(self, state: TaskRow) -> None:
         logger.warning(
             "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
             "%r, token %s). What is known of it: %s",

@@ -11,7 +11,7 @@ from math import inf
 from apscheduler_tasklock._runs.run import QueuedRun
 
 
-class Workers:
+class WorkerModel:
     """The workers of one executor, and their virtual twins, for which claims take no time.
 
     A run that waits for its claim keeps a worker idle, so that runs are later than they would be

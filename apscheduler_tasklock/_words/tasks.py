@@ -170,7 +170,7 @@ def pause_in_words(pause: Pause, formats: Formats, *, with_since: bool = False) 
     if pause.job is not None or not pause.by:  # of stored jobs, which their application may pause
         what = "" if pause.job is None else f"its stored job {pause.job!r} "
         return f"{what}{pauser_in_words(pause.by, pause.since, formats)}"
-    what = "" if pause.namespace is None else f" with {of_all_in_words(pause.namespace)}"
+    what = "" if pause.namespace is None else f" with {paused_tasks_in_words(pause.namespace)}"
     why = f" ({pause.reason})" if pause.reason else ""
     since = f" since {formats.moment(pause.since)}" if with_since else ""
     until = formats.moment(pause.until) or "resumed"
@@ -187,20 +187,20 @@ def pauser_in_words(by: str | None, since: datetime, formats: Formats) -> str:
     return f"paused until resumed, by whom is not known, changed last at {formats.moment(since)}"
 
 
-def of_all_in_words(namespace: str) -> str:
+def paused_tasks_in_words(namespace: str) -> str:
     """Return in words which tasks a pause of all tasks is for."""
     return f"all tasks of the namespace {namespace!r}" if namespace else "all tasks"
 
 
-def paused_with_all(tasks: Iterable[TaskStatus], formats: Formats) -> list[str]:
+def pauses_of_all_in_words(tasks: Iterable[TaskStatus], formats: Formats) -> list[str]:
     """Return in words the pauses of all tasks that apply to some of these tasks."""
     found = dict.fromkeys(
         pause for task in tasks for pause in task.pauses if pause.namespace is not None
     )
-    return [of_all_and_pause_in_words(pause, formats, with_since=True) for pause in found]
+    return [pause_of_all_in_words(pause, formats, with_since=True) for pause in found]
 
 
-def of_all_and_pause_in_words(
+def pause_of_all_in_words(
     pause: Pause, formats: Formats, before: str = "", *, with_since: bool = False
 ) -> str:
     """Return a pause of all tasks in words, with the tasks first.
@@ -208,7 +208,7 @@ def of_all_and_pause_in_words(
     :param before: what comes before the words of the pause, such as ``"still "``
     """
     own = pause_in_words(replace(pause, namespace=None), formats, with_since=with_since)
-    return f"{of_all_in_words(pause.namespace or '')}: {before}{own}"
+    return f"{paused_tasks_in_words(pause.namespace or '')}: {before}{own}"
 
 
 def facts_of(

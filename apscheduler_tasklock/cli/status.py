@@ -28,7 +28,7 @@ from apscheduler_tasklock._words.tasks import (
     as_listed,
     facts_of,
     notes_of,
-    paused_with_all,
+    pauses_of_all_in_words,
     task_took_in_words,
 )
 from apscheduler_tasklock.cli.exits import OK, say
@@ -127,7 +127,7 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         print_json([{**asdict(task), "usual": usual.get(task.name)} for task in tasks])
         return OK
-    for line in paused_with_all(tasks, shown):
+    for line in pauses_of_all_in_words(tasks, shown):
         say(line)  # on standard error, because standard output has the table alone
     shown.print_table(task_table(tasks, usual, now, shown))
     if not tasks:
@@ -394,7 +394,7 @@ class _LastRead:
             line = Text(printable(message), style="bold red")
         paused = [
             Text(printable(each), style="bold yellow")
-            for each in paused_with_all(self._tasks, self._shown)
+            for each in pauses_of_all_in_words(self._tasks, self._shown)
         ]
         return Group(line, *paused, self._shown.drawn(self._table))
 

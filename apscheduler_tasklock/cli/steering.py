@@ -20,7 +20,7 @@ from apscheduler_tasklock._words.actions import (
     resumed_in_words,
 )
 from apscheduler_tasklock._words.runs import error_in_words, took_in_words
-from apscheduler_tasklock._words.tasks import of_all_and_pause_in_words, of_all_in_words
+from apscheduler_tasklock._words.tasks import pause_of_all_in_words, paused_tasks_in_words
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     FORBIDDEN,
@@ -114,7 +114,7 @@ def _told_of_others(left: Sequence[Pause], resumed: str | None = None) -> int:
             say(_OTHERS)
         elif namespace is not None:
             of_some = f" --namespace {shlex.quote(namespace)}" if namespace else ""
-            say(f"{of_all_in_words(namespace)} are paused; `resume --all{of_some}` ends that")
+            say(f"{paused_tasks_in_words(namespace)} are paused; `resume --all{of_some}` ends that")
     return FORBIDDEN if left else OK
 
 
@@ -144,7 +144,7 @@ def _pause_all(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"paused": made})
     else:
-        output().print(of_all_and_pause_in_words(made, output()))
+        output().print(pause_of_all_in_words(made, output()))
     return OK
 
 
@@ -157,11 +157,11 @@ def _resume_all(options: argparse.Namespace) -> int:
         print_json({"still_paused": left, "ended": ended})
     elif not left:
         words = "resumed" if change.was_paused else "were not paused with --all"
-        shown.print(f"{of_all_in_words(namespace)}: {words}")
+        shown.print(f"{paused_tasks_in_words(namespace)}: {words}")
     else:
         for what, pauses in (("no longer ", ended), ("still ", left)):
             for pause in pauses:
-                shown.print(of_all_and_pause_in_words(pause, shown, what))
+                shown.print(pause_of_all_in_words(pause, shown, what))
     return _told_of_others(left, namespace)
 
 

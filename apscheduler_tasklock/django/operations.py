@@ -23,15 +23,15 @@ from apscheduler_tasklock.errors import TaskLockSchemaError
 from apscheduler_tasklock.schema.check import UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
     BASE,
+    FoundTables,
     Plan,
-    There,
     dropping,
-    find,
+    find_tables,
+    find_tables_and_revision,
     is_of_rights,
-    look,
-    newer_than,
+    newer_tables_error,
     upgrading,
-    wrong_role,
+    wrong_role_error,
 )
 from apscheduler_tasklock.schema.migrations import (
     log_notes,
@@ -102,11 +102,11 @@ class MigrateTables(Operation):
             return
         _, *known = revisions()
 
-        def planned(there: There) -> Plan:
+        def planned(there: FoundTables) -> Plan:
             if self.before == BASE:
                 return dropping(there, known)
             if there.noted is not None and there.noted not in known:
-                raise newer_than(there, known[-1])
+                raise newer_tables_error(there, known[-1])
             return Plan(runs_revisions=bool(there.tables))  # else there is nothing to alter
 
         with _migrating(schema_editor, planned) as (there, plan):
@@ -139,10 +139,10 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
         _upgrade(schema_editor, revisions()[-1])
 
 
-def _find(connection: Any) -> There:
+def _find(connection: Any) -> FoundTables:
     configured = configuration()
     with connection.cursor() as cursor:
-        return find(partial(_rows, cursor), configured.schema, configured.table)
+        return find_tables(partial(_rows, cursor), configured.schema, configured.table)
 
 
 def _is_done_by_others(connection: Any) -> bool:
@@ -167,8 +167,8 @@ def _upgrade(schema_editor: Any, revision: str) -> None:
 
 @contextmanager
 def _migrating(
-    schema_editor: Any, planned: Callable[[There], Plan]
-) -> Iterator[tuple[There, Plan]]:
+    schema_editor: Any, planned: Callable[[FoundTables], Plan]
+) -> Iterator[tuple[FoundTables, Plan]]:
     """Plan the migration, and execute the statements that come before the revisions.
 
     No other process migrates until this transaction ends.
@@ -178,7 +178,7 @@ def _migrating(
         with schema_editor.connection.cursor() as cursor:
             execute = partial(_rows, cursor)
             wait_for_others(execute)
-            there = look(execute, configured.schema, configured.table)
+            there = find_tables_and_revision(execute, configured.schema, configured.table)
         plan = planned(there)
     except TaskLockSchemaError as error:
         raise CommandError(str(error)) from error
@@ -190,7 +190,9 @@ def _migrating(
         cause = error.__cause__
         if cause is None or not is_of_rights(cause):
             raise
-        raise CommandError(str(wrong_role(there, UPGRADE_COMMAND, one_line(cause)))) from error
+        raise CommandError(
+            str(wrong_role_error(there, UPGRADE_COMMAND, one_line(cause)))
+        ) from error
     log_notes(plan.notes)
 
 
@@ -210,7 +212,7 @@ def _is_before(revision: str, other: str) -> bool:
     return known.index(revision) < known.index(other)
 
 
-def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:
+def _execute(schema_editor: Any, start: str, end: str, there: FoundTables) -> None:
     if start == BASE and there.versions is not None:
         # A downgrade has left an empty version table. It is dropped, because the statements create
         # it again.

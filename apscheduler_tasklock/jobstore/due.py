@@ -32,8 +32,8 @@ from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
 from apscheduler_tasklock._lock.protocol_messages import JobMove
-from apscheduler_tasklock._runs.job_notices import JobNotices
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._runs.trigger_times import few_steps
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
@@ -94,7 +94,7 @@ NO_LOCK = (
 NOT_RUNNING_INTERVAL = 0.2
 
 
-def look_after(replicas: int, chance: Callable[[], float]) -> float:
+def look_delay(replicas: int, chance: Callable[[], float]) -> float:
     """Return how many seconds after a job's due time a replica looks for it.
 
     Some replicas look at once. The others look later, and find the job if the first ones had no
@@ -194,7 +194,7 @@ class DueJobs:
         alias: str,
         codec: JobCodec,
         interval: float,
-        notices: JobNotices,
+        notices: SkippedJobsLog,
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
@@ -361,7 +361,7 @@ class DueJobs:
         next_at = inf if next_in is None else look.received + next_in
         due_at = min([next_at, *(moment for moment in look.again_at if moment > now)])
         pause = max(self._interval, replicas * INTERVAL_OF_EACH)
-        self._next_at = min(now + pause, due_at + look_after(replicas, random.random))
+        self._next_at = min(now + pause, due_at + look_delay(replicas, random.random))
         self._again_at = {k: at for k, at in self._again_at.items() if now < at < now + pause}
         self._look_by(min(self._again_at.values(), default=inf) + MARGIN)
         self._look_by(min([until for until, _ in self._refused.values() if until > now] or [inf]))

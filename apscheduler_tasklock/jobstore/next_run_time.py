@@ -21,7 +21,7 @@ from apscheduler_tasklock._runs.trigger_times import (
     first_run_time,
     following_run_time,
     is_stock,
-    last_run_time,
+    last_run_time_until,
     nominal_time,
 )
 from apscheduler_tasklock.errors import TaskLockStateError
@@ -152,7 +152,7 @@ def due_run_time(
     :raises EndlessTriggerError: the trigger does not find the next run time in a limited search
     :raises Exception: a custom trigger can raise anything
     """
-    run_time = last_run_time(trigger, first, until)
+    run_time = last_run_time_until(trigger, first, until)
     return run_time, following_run_time(trigger, run_time, now)
 
 
@@ -170,10 +170,10 @@ def misfires_from(found: DueRow, trigger: Any, run_time: datetime) -> datetime:
     paused_until = _paused_until(found, first)
     if paused_until is not None:
         until = min(paused_until, run_time, key=datetime.timestamp) - _INSTANT
-        last = last_run_time(trigger, first, until.astimezone(run_time.tzinfo))
+        last = last_run_time_until(trigger, first, until.astimezone(run_time.tzinfo))
         first = following_run_time(trigger, last, run_time) or run_time
     if _came_meanwhile(found, first) and _came_meanwhile(
-        found, last_run_time(trigger, first, run_time - _INSTANT)
+        found, last_run_time_until(trigger, first, run_time - _INSTANT)
     ):
         return run_time
     return min(first, run_time, key=datetime.timestamp)

@@ -34,13 +34,13 @@ from apscheduler_tasklock._lock.job_rows import (
     JobChange,
     JobRow,
     StoredTask,
-    is_removed,
+    remove_job,
     unsaved,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
-from apscheduler_tasklock._lock.test_doubles import current_standing
-from apscheduler_tasklock._runs.job_functions import check_runs
-from apscheduler_tasklock._runs.job_notices import JobNotices
+from apscheduler_tasklock._lock.test_doubles import active_stand_in
+from apscheduler_tasklock._runs.job_functions import check_body_runs
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
 from apscheduler_tasklock._runs.trigger_times import EndlessTriggerError, first_run_time, tzinfo_of
 from apscheduler_tasklock._shutdown import Shutdown
@@ -155,7 +155,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
                 where,
             )
         self._missing = Backoff()  # modules whose import failed
-        self._notices = JobNotices()  # about jobs that cannot run here
+        self._notices = SkippedJobsLog()  # about jobs that cannot run here
         self._has_warned_of_instances = False
         self._warned_of: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # by executor
         self._inside: SchedulerInside | None = None
@@ -168,7 +168,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """Replace the parent's connection, and drop its thread. Called in a forked child."""
         self.locks = self.locks.for_child()
         self._due = None
-        self._notices = JobNotices()
+        self._notices = SkippedJobsLog()
 
     # ---- the scheduler's calls -----------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             executor whose task locks are in another database, schema or table
         :raises TaskLockStateError: :mod:`apscheduler_tasklock.testing` replaces the database
         """
-        if current_standing() is not None:
+        if active_stand_in() is not None:
             raise TaskLockStateError(
                 f"{type(self).__name__}: there is no database to read the jobs from, because "
                 "apscheduler_tasklock.testing stands in for it. Give the scheduler APScheduler's "
@@ -375,7 +375,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         :raises JobLookupError: there is no such job
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if not is_removed(self._ask, self.locks.jobs, job_id):
+        if not remove_job(self._ask, self.locks.jobs, job_id):
             raise JobLookupError(job_id)
 
     def remove_all_jobs(self) -> None:
@@ -503,7 +503,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if runs_jobs:
             self._check_executor(job)
         if not isinstance(job.func, MissingFunction):
-            check_runs(job.func, f"job {job.id!r}")
+            check_body_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
             task_name = executor.stored.check_stored_job(job, self._alias)
             if task_name is None and runs_jobs:

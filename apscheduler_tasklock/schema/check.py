@@ -171,7 +171,7 @@ def check_tables(
     found = look_up(cursor, tables)
     problems = problems_of(found, task_lock, user)
     if not found[0].exists and (there := read_elsewhere(cursor, task_lock)):
-        problems = [in_another_schema(task_lock, tables, there, found[0].row["role"])]
+        problems = [in_another_schema_error(task_lock, tables, there, found[0].row["role"])]
     if problems:
         raise _as_one(problems)
     if found[0].row["read_only"]:
@@ -230,10 +230,10 @@ def problems_of(
     there = [each for each in found if each.exists]
     missing = [each.table for each in found if not each.exists]
     if missing:
-        problems.append(missing_tables(task_lock, missing))
+        problems.append(missing_tables_error(task_lock, missing))
     for each in there:
         if each.lacks_columns:
-            problems.append(old_table(task_lock, each.lacks_columns[0], each.table))
+            problems.append(old_table_error(task_lock, each.lacks_columns[0], each.table))
             break
     lacking = {
         each.table: rights
@@ -244,10 +244,10 @@ def problems_of(
     may_enter = all(each.may_enter for each in there)
     if lacking or not may_enter:
         lacking = lacking or {there[0].table: []}
-        problems.append(missing_grants(lacking, role, on_schema=not may_enter))
+        problems.append(missing_grants_error(lacking, role, on_schema=not may_enter))
     # Without a policy the rows are invisible, so that each claim would be refused.
     problems += [
-        missing_policy(each.table, role, each.without_policy)
+        missing_policy_error(each.table, role, each.without_policy)
         for each in there
         if each.without_policy
     ]
@@ -312,16 +312,16 @@ def explain_rejection(
     :param where: the database, shown in messages
     """
     if isinstance(error, psycopg.errors.UndefinedTable):
-        return missing_table(table, _named(table, one_line(error)))
+        return missing_table_error(table, _named(table, one_line(error)))
     if isinstance(error, psycopg.errors.InvalidSchemaName):
-        return missing_table(table)
+        return missing_table_error(table)
     if isinstance(error, psycopg.errors.UndefinedColumn):
-        return old_table(table)
+        return old_table_error(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         said = one_line(error)
         named = _named(table, said)
         rejected = table if named is None else named
-        return missing_grant(rejected, user, said, _rights_needed(table, rejected))
+        return missing_grant_error(rejected, user, said, _rights_needed(table, rejected))
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
@@ -343,13 +343,13 @@ def explain_missing_rights(
     try:
         found, *others = look_up(cursor, asked)
     except psycopg.Error:  # the role may not even read the catalogue
-        return missing_grant(rejected, user, said, _rights_needed(table, rejected))
+        return missing_grant_error(rejected, user, said, _rights_needed(table, rejected))
     problems = problems_of([found, *others], table, user)
     if problems:
         return _as_one(problems)
     role, rights = found.row["role"], found.not_granted
     if rights:  # the role lacks only DELETE, which is no problem on most tables
-        return missing_grant(rejected, role, rights=rights)
+        return missing_grant_error(rejected, role, rights=rights)
     return TaskLockSchemaError(
         f"role {quoted(role)} may not use the table {rejected.fullname} (PostgreSQL: {said}); let "
         f"its owner look at its policies and triggers, with: \\d {quoted_name(rejected)}"
@@ -365,7 +365,7 @@ def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
     return [each for each in found if table.schema or not (each.in_path and each.may_use)]
 
 
-def in_another_schema(
+def in_another_schema_error(
     task_lock: Table, tables: Sequence[Table], there: Sequence[Elsewhere], role: str
 ) -> TaskLockSchemaError:
     """Return the error for tables that are in another schema than the one that was given.
@@ -412,10 +412,10 @@ def explain_missing_table(
     try:
         [found] = look_up(cursor, [table])
         if not found.exists and (there := read_elsewhere(cursor, table)):
-            return in_another_schema(table, [table], there, found.row["role"])
+            return in_another_schema_error(table, [table], there, found.row["role"])
     except psycopg.Error:  # the role may not even read the catalogue
         pass
-    return missing_table(table, missing)
+    return missing_table_error(table, missing)
 
 
 def _named(table: Table, said: str) -> Table | None:
@@ -424,16 +424,16 @@ def _named(table: Table, said: str) -> Table | None:
     return next((each for each in reversed(tables_of(table)) if each.name in said), None)
 
 
-def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaError:
+def missing_table_error(table: Table, beside: Table | None = None) -> TaskLockSchemaError:
     """Return the error for a missing table.
 
     :param table: the task lock table
     :param beside: the missing table; by default the task lock table
     """
-    return missing_tables(table, [table if beside is None else beside])
+    return missing_tables_error(table, [table if beside is None else beside])
 
 
-def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaError:
+def missing_tables_error(table: Table, missing: Sequence[Table]) -> TaskLockSchemaError:
     """Return the error for missing tables.
 
     :param table: the task lock table
@@ -446,7 +446,9 @@ def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaErro
     )
 
 
-def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
+def old_table_error(
+    table: Table, missing: str = "", beside: Table | None = None
+) -> TaskLockSchemaError:
     """Return the error for a table that lacks a column.
 
     As a rule an older version made it. If the noted revision has the column, ``upgrade`` says so.
@@ -466,7 +468,7 @@ def old_table(table: Table, missing: str = "", beside: Table | None = None) -> T
     )
 
 
-def missing_grant(
+def missing_grant_error(
     table: Table, user: str | None, said: str = "", rights: Sequence[str] = ()
 ) -> TaskLockSchemaError:
     """Return the error for a role that may not use a table.
@@ -476,10 +478,10 @@ def missing_grant(
     :param rights: the missing rights; by default all that a replica needs
     """
     lacking = {table: rights or _NEEDED_RIGHTS}
-    return missing_grants(lacking, user, said, on_schema=table.schema is not None)
+    return missing_grants_error(lacking, user, said, on_schema=table.schema is not None)
 
 
-def missing_grants(
+def missing_grants_error(
     lacking: Mapping[Table, Sequence[str]],
     user: str | None,
     said: str = "",
@@ -509,7 +511,9 @@ def missing_grants(
     )
 
 
-def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> TaskLockSchemaError:
+def missing_policy_error(
+    table: Table, user: str | None, commands: Sequence[str]
+) -> TaskLockSchemaError:
     """Return the error for a role from which row-level security hides the rows.
 
     :param commands: the commands for which the role has no policy

@@ -61,7 +61,7 @@ _LOOK = """
 
 
 @dataclass(frozen=True)
-class TableThere:
+class FoundTable:
     """A table that was found.
 
     :ivar schema: the table's schema
@@ -80,7 +80,7 @@ class TableThere:
 
 
 @dataclass(frozen=True)
-class There:
+class FoundTables:
     """The tables that a database has.
 
     :ivar declared: the task lock table as this library declares it
@@ -94,8 +94,8 @@ class There:
     """
 
     declared: Table
-    tables: Mapping[str, TableThere]
-    versions: TableThere | None
+    tables: Mapping[str, FoundTable]
+    versions: FoundTable | None
     noted: str | None
     role: str
     schema: str | None
@@ -157,26 +157,26 @@ Execute = Callable[[str], Sequence[Any]]
 """Executes a statement without parameters, and returns its rows."""
 
 
-def look(execute: Execute, schema: str | None, table: str) -> There:
+def find_tables_and_revision(execute: Execute, schema: str | None, table: str) -> FoundTables:
     """Return the tables that the database has, with the noted revision.
 
     :param execute: executes statements on the connection that migrates
     :raises TaskLockSchemaError: the role may not read the version table
     """
-    there = find(execute, schema, table)
+    there = find_tables(execute, schema, table)
     if there.versions is None:
         return there
     if not there.versions.readable:
         said = f"permission denied for table {table}{VERSION_SUFFIX}"
-        raise wrong_role(there, UPGRADE_COMMAND, said)
+        raise wrong_role_error(there, UPGRADE_COMMAND, said)
     noted = execute(f"SELECT version_num FROM {there.versions_name}")
     return replace(there, noted=noted[0][0] if noted else None)
 
 
-def find(execute: Execute, schema: str | None, table: str) -> There:
+def find_tables(execute: Execute, schema: str | None, table: str) -> FoundTables:
     """Return the tables that the database has, without the noted revision. Needs no rights.
 
-    :param execute: as for :func:`look`
+    :param execute: as for :func:`find_tables_and_revision`
     """
     declared = task_lock_table(table, schema)
     ours = [each.name for each in tables_of(declared)]
@@ -193,16 +193,16 @@ def find(execute: Execute, schema: str | None, table: str) -> There:
         )
     )
     found = {
-        name: TableThere(place, owner, readable, changeable, frozenset(columns))
+        name: FoundTable(place, owner, readable, changeable, frozenset(columns))
         for name, place, owner, readable, changeable, columns, *_ in rows
         if place is not None
     }
     role, place, schema_owner, database_owner = rows[0][6:]
     versions = found.pop(table + VERSION_SUFFIX, None)
-    return There(declared, found, versions, None, role, place, schema_owner, database_owner)
+    return FoundTables(declared, found, versions, None, role, place, schema_owner, database_owner)
 
 
-def upgrading(there: There, known: Sequence[str]) -> Plan:
+def upgrading(there: FoundTables, known: Sequence[str]) -> Plan:
     """Return the plan of an upgrade.
 
     :param known: the revisions of this library, the oldest first
@@ -227,7 +227,7 @@ def upgrading(there: There, known: Sequence[str]) -> Plan:
     return _completed(there, head)
 
 
-def _left_to_newer(there: There, head: str) -> Plan:
+def _left_to_newer(there: FoundTables, head: str) -> Plan:
     newer = f"revision {there.noted}; this one knows {head} as the last"
     lacking = _named(there.missing) or _lacking(there)
     if lacking:
@@ -243,7 +243,7 @@ def _left_to_newer(there: There, head: str) -> Plan:
     )
 
 
-def _completed(there: There, head: str) -> Plan:
+def _completed(there: FoundTables, head: str) -> Plan:
     """Return the plan that makes missing tables, and notes the revision if none is noted."""
     statements, notes = [], []
     if there.missing:
@@ -255,7 +255,7 @@ def _completed(there: There, head: str) -> Plan:
     return Plan(tuple(statements), notes=tuple(notes), runs_revisions=not statements)
 
 
-def _from_nothing(there: There) -> Plan:
+def _from_nothing(there: FoundTables) -> Plan:
     if there.noted is None:
         return Plan(runs_revisions=True)
     return Plan(
@@ -268,7 +268,7 @@ def _from_nothing(there: There) -> Plan:
     )
 
 
-def dropping(there: There, known: Sequence[str]) -> Plan:
+def dropping(there: FoundTables, known: Sequence[str]) -> Plan:
     """Return the plan of a downgrade that drops the tables.
 
     The revisions' own downgrades are not run, because some of the tables may be missing.
@@ -277,7 +277,7 @@ def dropping(there: There, known: Sequence[str]) -> Plan:
     """
     if there.tables and there.noted not in known:
         if there.noted is not None:
-            raise newer_than(there, known[-1])
+            raise newer_tables_error(there, known[-1])
         if there.incomplete:
             raise _made_otherwise(there, *there.incomplete)
     statements = []
@@ -289,7 +289,7 @@ def dropping(there: There, known: Sequence[str]) -> Plan:
     return Plan(tuple(statements))
 
 
-def newer_than(there: There, head: str) -> TaskLockSchemaError:
+def newer_tables_error(there: FoundTables, head: str) -> TaskLockSchemaError:
     """Return the error for tables that this library cannot downgrade."""
     return TaskLockSchemaError(
         f"the tables of {there.declared.fullname} are of a newer version of this library (revision "
@@ -314,7 +314,7 @@ def _code_of(error: BaseException | None) -> str | None:
     return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
-def not_as_noted(there: There, said: str) -> TaskLockSchemaError:
+def not_as_noted_error(there: FoundTables, said: str) -> TaskLockSchemaError:
     """Return the error for tables that a revision cannot change.
 
     :param said: PostgreSQL's message
@@ -326,7 +326,7 @@ def not_as_noted(there: There, said: str) -> TaskLockSchemaError:
     )
 
 
-def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
+def wrong_role_error(there: FoundTables, what: str, said: str) -> TaskLockSchemaError:
     """Return the error for a role that may not migrate the tables.
 
     :param what: the command to run as another role
@@ -355,7 +355,7 @@ def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
     return TaskLockSchemaError(f"{problem}; {remedy}")
 
 
-def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaError:
+def _made_otherwise(there: FoundTables, table: Table, column: str) -> TaskLockSchemaError:
     if there.noted is not None:
         return TaskLockSchemaError(
             f"the table {table.fullname} has no column {column}, although revision {there.noted}, "
@@ -372,7 +372,7 @@ def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaEr
     )
 
 
-def _lacking(there: There) -> str:
+def _lacking(there: FoundTables) -> str:
     """Return the first needed column that is missing, for a message; an empty text if none is."""
     if there.incomplete is None:
         return ""
@@ -384,7 +384,7 @@ def _named(tables: Sequence[Table]) -> str:
     return ", ".join(table.fullname for table in tables)
 
 
-def _creating(there: There, missing: Sequence[Table]) -> list[str]:
+def _creating(there: FoundTables, missing: Sequence[Table]) -> list[str]:
     """Return the statements that create missing tables, with the grants of an existing table."""
     first_name, first = next(iter(there.tables.items()))
     # The missing tables are created in the schema of the existing ones, because the search_path may
@@ -411,7 +411,7 @@ def _creating(there: There, missing: Sequence[Table]) -> list[str]:
     return statements
 
 
-def _noting(there: There, revision: str) -> list[str]:
+def _noting(there: FoundTables, revision: str) -> list[str]:
     """Return the statements that note a revision, as Alembic does."""
     first = next(iter(there.tables.values()))
     name = there.declared.name + VERSION_SUFFIX

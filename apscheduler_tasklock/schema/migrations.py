@@ -29,16 +29,16 @@ from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
     BASE,
     Execute,
+    FoundTables,
     Plan,
-    There,
     dropping,
+    find_tables_and_revision,
     is_of_drift,
     is_of_rights,
-    look,
-    newer_than,
-    not_as_noted,
+    newer_tables_error,
+    not_as_noted_error,
     upgrading,
-    wrong_role,
+    wrong_role_error,
 )
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
@@ -304,7 +304,7 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
     assert connection is not None
     execute = partial(_rows, connection)
     wait_for_others(execute)
-    there = look(execute, schema, table)
+    there = find_tables_and_revision(execute, schema, table)
     plan = _plan(context, there)
     before = context.get_current_heads()
     try:
@@ -319,7 +319,7 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
 
 
 def _carry_out(
-    plan: Plan, context: MigrationContext, there: There, schema: str | None, table: str
+    plan: Plan, context: MigrationContext, there: FoundTables, schema: str | None, table: str
 ) -> tuple[str, ...]:
     """Execute a plan, and return the notes for the user."""
     connection = context.connection
@@ -335,26 +335,28 @@ def _carry_out(
         return plan.notes
     # A table of an earlier revision may be missing.
     _, *known = revisions()
-    completing = upgrading(look(partial(_rows, connection), schema, table), known)
+    completing = upgrading(
+        find_tables_and_revision(partial(_rows, connection), schema, table), known
+    )
     for statement in completing.statements:
         connection.execute(_as_it_is(statement))
     return (*plan.notes, *completing.notes)
 
 
 def _explained(
-    error: DBAPIError, there: There, context: MigrationContext
+    error: DBAPIError, there: FoundTables, context: MigrationContext
 ) -> TaskLockSchemaError | None:
     if error.orig is None:
         return None
     if is_of_drift(error.orig):
-        return not_as_noted(there, one_line(error.orig))
+        return not_as_noted_error(there, one_line(error.orig))
     if is_of_rights(error.orig):
         what = DOWNGRADE_COMMAND if _to_base(context) else UPGRADE_COMMAND
-        return wrong_role(there, what, one_line(error.orig))
+        return wrong_role_error(there, what, one_line(error.orig))
     return None
 
 
-def _plan(context: MigrationContext, there: There) -> Plan:
+def _plan(context: MigrationContext, there: FoundTables) -> Plan:
     """Return the plan for the command of a context and the tables that were found."""
     _, *known = revisions()
     if _to_base(context):
@@ -364,7 +366,7 @@ def _plan(context: MigrationContext, there: There) -> Plan:
     what = context.opts["fn"].__name__
     if what == "downgrade" or (what == "to_revision" and _goes_back(context, there, known)):
         if there.noted is not None and there.noted not in known:
-            raise newer_than(there, known[-1])
+            raise newer_tables_error(there, known[-1])
     elif what in ("upgrade", "to_revision"):
         return upgrading(there, known)
     return Plan(runs_revisions=True)  # also for `alembic stamp`
@@ -378,7 +380,7 @@ def _to_base(context: MigrationContext) -> bool:
     return context.opts.get("destination_rev") == BASE
 
 
-def _goes_back(context: MigrationContext, there: There, known: list[str]) -> bool:
+def _goes_back(context: MigrationContext, there: FoundTables, known: list[str]) -> bool:
     """Return whether `migrate` is to downgrade the tables."""
     revision = str(context.opts["destination_rev"])
     if there.noted is None or revision in ("head", "heads"):

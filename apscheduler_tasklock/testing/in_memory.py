@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 from uuid import UUID, uuid4
 
-from apscheduler_tasklock._lock.always_granted import monotonic_now, nothing
+from apscheduler_tasklock._lock.always_granted import empty_answer, monotonic_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Claim,
     ClaimAnswer,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
@@ -27,8 +28,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     LockEnds,
     Message,
     Prune,
-    Read,
-    ReadTimes,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
@@ -41,9 +41,9 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     SignOfLife,
     Stop,
+    TaskRow,
 )
 from apscheduler_tasklock.status import Run
 from apscheduler_tasklock.testing import rule
@@ -127,7 +127,7 @@ class MemoryProtocol:
         """Carry out a message, and return its answer."""
         how = _HOW.get(type(message))
         with self._locks.lock:
-            answer: Answer = how(self, message) if how else nothing(cursor, message)
+            answer: Answer = how(self, message) if how else empty_answer(cursor, message)
             return answer
 
     def _decide(self, request: Any) -> Any:
@@ -165,7 +165,7 @@ class MemoryProtocol:
     def _rerun_all(self, message: Reruns) -> dict[UUID, ClaimAnswer]:
         return _answers(message.requests, partial(self._rerun, message.times))
 
-    def _rerun(self, times: ReadTimes, request: RerunRequest) -> ClaimAnswer | None:
+    def _rerun(self, times: ClaimTimes, request: RerunRequest) -> ClaimAnswer | None:
         return self._locks.decide(
             request.task_name,
             lambda row, now: rule.rerun(row, request, times, self._replica_id, now),
@@ -183,7 +183,7 @@ class MemoryProtocol:
     def _renew_all(self, message: Renewals) -> dict[UUID, LockEnds]:
         return _answers(message.requests, self._decide)
 
-    def _read(self, message: Read) -> tuple[list[RunState], datetime]:
+    def _read(self, message: ReadTasks) -> tuple[list[TaskRow], datetime]:
         now, always = self._locks.now(), message.always
         rows = [self._locks.rows[n] for n in message.task_names if n in self._locks.rows]
         found = [
@@ -241,7 +241,7 @@ _HOW: dict[type[Message[Any]], Callable[[MemoryProtocol, Any], Any]] = {
     ReleaseRequest: MemoryProtocol._release,
     Releases: MemoryProtocol._release_all,
     Renewals: MemoryProtocol._renew_all,
-    Read: MemoryProtocol._read,
+    ReadTasks: MemoryProtocol._read,
     Registrations: MemoryProtocol._register_all,
     SignOfLife: MemoryProtocol._report_replica,
     Stop: MemoryProtocol._stop,

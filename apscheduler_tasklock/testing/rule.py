@@ -22,13 +22,13 @@ from apscheduler_tasklock._lock.outcomes import END_TEXTS, RunOutcome, WindowAft
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     ClosedRun,
     EndLease,
     Extend,
     GiveUp,
     Lead,
     LockEnds,
-    ReadTimes,
     Registered,
     Registration,
     ReleaseAnswer,
@@ -36,7 +36,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Renewal,
     RerunRequest,
     Resign,
-    RunState,
+    TaskRow,
     is_wanted,
 )
 from apscheduler_tasklock.options import LONGEST_LEADER_LEASE
@@ -244,7 +244,7 @@ class DatedClaim:
     wanted: bool
 
     @classmethod
-    def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> DatedClaim:
+    def of(cls, request: ClaimRequest, times: ClaimTimes, now: datetime) -> DatedClaim:
         """Return a claim as it is decided now.
 
         :param times: the times that the replica has read right before it sent the claim
@@ -354,7 +354,7 @@ class DatedClaim:
 
 
 def claim(
-    row: Row | None, request: ClaimRequest, times: ReadTimes, replica_id: str, now: datetime
+    row: Row | None, request: ClaimRequest, times: ClaimTimes, replica_id: str, now: datetime
 ) -> Ruling[ClaimAnswer]:
     """Decide on a claim of one run time."""
     asked = DatedClaim.of(request, times, now)
@@ -401,7 +401,7 @@ def claim(
 
 
 def rerun(
-    row: Row | None, request: RerunRequest, times: ReadTimes, replica_id: str, now: datetime
+    row: Row | None, request: RerunRequest, times: ClaimTimes, replica_id: str, now: datetime
 ) -> Ruling[ClaimAnswer | None]:
     """Decide on a takeover, a retry or a manual run.
 
@@ -874,11 +874,11 @@ def calls_for_something(row: Row, now: datetime) -> bool:
     return row.is_dead(now) or is_to_run or row.is_requested(now)
 
 
-def state_of(row: Row, now: datetime) -> RunState:
+def state_of(row: Row, now: datetime) -> TaskRow:
     """Return the state of a task, as a replica reads it from the row."""
     # A dead run without failover does not block the next run, so the task can be due.
     died = row.locked_until <= now and not (row.failover or row.handed_over)
-    return RunState(
+    return TaskRow(
         task_name=row.task_name,
         claim_id=row.claim_id,
         token=row.token,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from apscheduler_tasklock._lock.always_granted import Unlocked
-from apscheduler_tasklock._lock.test_doubles import standing_in
+from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 
 
@@ -27,7 +27,7 @@ def unlocked() -> Iterator[None]:
     Use ``unlocked`` as a context manager, as a decorator of functions (not of coroutines), or in a
     fixture.
     """
-    with standing_in(Unlocked()):
+    with use_stand_in(Unlocked()):
         yield
 
 
@@ -44,5 +44,5 @@ def in_memory_locks() -> Iterator[None]:
     At the start no task has a row, and at the end all rows are dropped. Use ``in_memory_locks`` as
     a context manager, as a decorator of functions (not of coroutines), or in a fixture.
     """
-    with standing_in(MemoryTaskLocks()):
+    with use_stand_in(MemoryTaskLocks()):
         yield

@@ -21,11 +21,11 @@ from apscheduler.schedulers.base import STATE_RUNNING
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Statement, Statements, ask_here
 from apscheduler_tasklock._runs import claim_request
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
-from apscheduler_tasklock._runs.job_notices import JobNotices
-from apscheduler_tasklock._runs.kept_runs import KeptRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.tasks import Tasks
 from apscheduler_tasklock._runs.watch import Watch
@@ -34,11 +34,11 @@ from benchmarks.fidelity.trace import Fire
 from tests.support.waist import (
     ClaimRequest,
     LockProtocol,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
-    RunState,
+    TaskRow,
 )
 
 Submit = Callable[[Submission, Callable[[], None]], None]
@@ -75,7 +75,7 @@ class TravellingClient:
 
     def reading(self, names: Sequence[str], always: Sequence[str] = ()) -> Statement:
         """Return the statement that reads the rows which call for something."""
-        return lambda cursor: self._protocol.execute(cursor, Read(names, always))[0]
+        return lambda cursor: self._protocol.execute(cursor, ReadTasks(names, always))[0]
 
     def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
         """Register tasks."""
@@ -134,7 +134,7 @@ class OneJob:
 class Jobs(ExecutorJobs):
     """The job for a look. The measured rule looks after its dead runs."""
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         """Return ``None``."""
 
 
@@ -166,7 +166,7 @@ class ReplicaExecutor:
             run_unlocked=False,
             logger_name=lambda: __name__,
             submit_again=submit,
-            notices=JobNotices,
+            notices=SkippedJobsLog,
             clock=clock,
         )
         known = KnownTasks()
@@ -175,7 +175,7 @@ class ReplicaExecutor:
             client,
             known,
             self.jobs,
-            KeptRuns(),
+            DeferredRuns(),
             Registrar(client, known, self.jobs.registration, self.jobs.has_next_run),
             lambda: STATE_RUNNING,
             5.0,

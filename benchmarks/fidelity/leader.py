@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from apscheduler_tasklock._database.sequences import Statement, ask_here
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.leadership import Following, Leadership
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import LockProtocol, Message, Read, Resign
+from tests.support.waist import LockProtocol, Message, ReadTasks, Resign
 
 
 class LeaderClient:
@@ -79,13 +79,13 @@ class Member:
         """Take the leadership if it is free; return what becomes of the kept run time."""
         self.looked_at = now
         names = [self._leadership.row, TASK]
-        states, _ = self._protocol.execute(self._rule.cursor(), Read(names, names))
+        states, _ = self._protocol.execute(self._rule.cursor(), ReadTasks(names, names))
         rows = {state.task_name: state for state in states}
         ask_here(self._leadership.take_or_renew(rows.get(self._leadership.row)), self._ask)
         if self.kept is None:
             return Outlook.WAITS
         run: Any = SimpleNamespace(due_at=self.kept.time)
-        following = Following(self._leadership, run, partial(self._rule.request, self.kept))
+        following = FollowerRun(self._leadership, run, partial(self._rule.request, self.kept))
         row = rows.get(TASK)
         if row is None:
             return following.outlook(LastRun(0, finished=False, dead=True, deaths=1, as_of=now))

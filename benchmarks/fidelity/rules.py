@@ -25,17 +25,17 @@ from benchmarks.fidelity.trace import PERIODS, Fire
 from tests.support.waist import (
     Claim,
     ClaimRequest,
+    ClaimTimes,
     GiveUp,
     LockProtocol,
     MemoryTaskLocks,
-    Read,
-    ReadTimes,
+    ReadTasks,
     Refusal,
     ReleaseRequest,
     Renewal,
     Renewals,
-    RunState,
     Statements,
+    TaskRow,
     protocol_of,
     raw_cursor,
     takeover_of,
@@ -271,7 +271,7 @@ class TaskLockRule(Rule):
         lease = self._lease(fire.period)
         request = self.request(fire)
         # By the replica's own clock, so that an error of the clock cancels out.
-        times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
+        times = ClaimTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
         answer = self.protocol_of(replica).execute(self.cursor(), Claim(request, times))
         if answer.granted:
             return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
@@ -331,23 +331,23 @@ class TaskLockRule(Rule):
         renewal = Renewal(TASK, holding.claim_id, holding.lease)
         return holding.claim_id in self._protocol.execute(self.cursor(), Renewals([renewal]))
 
-    def read(self) -> RunState | None:
+    def read(self) -> TaskRow | None:
         """Return the last run, as a look reads it for a run time that waits."""
-        states, _ = self._protocol.execute(self.cursor(), Read([TASK], [TASK]))
+        states, _ = self._protocol.execute(self.cursor(), ReadTasks([TASK], [TASK]))
         return states[0] if states else None
 
-    def runs_again(self, dead: RunState) -> bool:
+    def runs_again(self, dead: TaskRow) -> bool:
         """Tell whether a dead run's window is run again before other windows of the task."""
         return dead.is_run_again(failover=self.failover)
 
-    def gives_up(self, dead: RunState) -> bool:
+    def gives_up(self, dead: TaskRow) -> bool:
         """Tell whether a dead run's window is not run again any more; if so, finish the run."""
         if dead.reason_to_give_up(self.options.max_takeovers) is None:
             return False
         self._protocol.execute(self.cursor(), GiveUp(TASK, dead.claim_id))
         return True
 
-    def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
+    def take_over(self, replica: str, dead: TaskRow, period: float) -> Granted | None:
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
         request = takeover_of(TASK, dead.claim_id, dead.holder, lease, self.failover)

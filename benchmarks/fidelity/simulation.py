@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 
-from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.trigger_times import has_shared_times
 from apscheduler_tasklock.demo import history
@@ -27,7 +27,7 @@ from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClie
 from benchmarks.fidelity.leader import Member
 from benchmarks.fidelity.rules import TASK, TIMINGS, Granted, Rule, TaskLockRule, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire, Life, Trace
-from tests.support.waist import RunState
+from tests.support.waist import TaskRow
 
 
 @dataclass
@@ -400,7 +400,7 @@ class Simulation:
             fire, replica.blocked = replica.blocked.fire, None
             self._submit(replica, partial(self._work, replica, fire))
 
-    def _take_over(self, rule: TaskLockRule, replica: Replica, dead: RunState) -> None:
+    def _take_over(self, rule: TaskLockRule, replica: Replica, dead: TaskRow) -> None:
         """Let a worker run a dead holder's window again."""
         if not replica.alive:
             return

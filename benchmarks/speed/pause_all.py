@@ -8,9 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 from apscheduler_tasklock._lock.statements.conditions import (
-    all_pauses,
     asked_parameters,
     paused_with_all,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.statement import Statement
 from apscheduler_tasklock.demo.server import EmbeddedServer
@@ -25,7 +25,7 @@ from tests.support.waist import ClaimRequest
 MOST = 1.05
 
 _IN_CLAIMS = paused_with_all(asked_parameters(ClaimRequest)["task_name"], "asked.fired")
-_QUERY = all_pauses(quoted_name(task_lock_table()))
+_QUERY = pauses_of_all(quoted_name(task_lock_table()))
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _without_condition() -> Iterator[None]:
     def init(self: Statement, template: str, *more: Any) -> None:
         bare = template.replace(f"WITH {_QUERY},", "WITH").replace(_IN_CLAIMS, "false")
         # Other statements, such as those for many claims, stay as they are.
-        as_it_is(self, template if "all_pauses" in bare else bare, *more)
+        as_it_is(self, template if "pauses_of_all" in bare else bare, *more)
 
     with patch.object(Statement, "__init__", init):
         yield
@@ -60,7 +60,7 @@ class Without(WithHistory):
         protocol: Any = self._protocol
         claim = protocol._claim.recording  # no public name has it
         assert claim is not None
-        assert "all_pauses" not in claim.text
+        assert "pauses_of_all" not in claim.text
 
 
 KINDS: list[type[Contender]] = [With, Without]

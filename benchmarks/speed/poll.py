@@ -9,7 +9,7 @@ from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.filled import SETTINGS, fill, name
 from benchmarks.speed.reads import HEADER, measure
 from benchmarks.speed.report import Goal, Section, milliseconds, table
-from tests.support.waist import Read, protocol_of
+from tests.support.waist import ReadTasks, protocol_of
 
 TASKS = 200
 MOST = 0.001
@@ -31,7 +31,7 @@ def run(effort: Effort) -> Section:
         names = [name(number) for number in range(0, tasks, tasks // TASKS)]
 
         def read(cursor: Any, names: list[str] = names) -> list[Any]:
-            dead, _ = protocol.execute(cursor, Read(names))
+            dead, _ = protocol.execute(cursor, ReadTasks(names))
             return dead
 
         with EmbeddedServer(SETTINGS, loopback=True) as server:

@@ -30,7 +30,7 @@ from tests.support.waist import (
     JobMove,
     Message,
     Prune,
-    Read,
+    ReadTasks,
     Registration,
     Registrations,
     ReleaseRequest,
@@ -289,7 +289,7 @@ def _message(make: Callable[[list[str]], Message[Any]]) -> Callable[[Side], Send
 def _give_up(side: Side, cursor: Any, task: str) -> Any:
     if side.on(cursor).ask(GiveUp(task, last_claim(task))):
         return True
-    states, _ = side.on(cursor).ask(Read([task]))  # as with the next look
+    states, _ = side.on(cursor).ask(ReadTasks([task]))  # as with the next look
     is_dead = any(each.dead and each.claim_id == last_claim(task) for each in states)
     return AGAIN if is_dead else False
 
@@ -351,7 +351,7 @@ STATEMENTS = {
         _single_message(lambda task: Extend(task, last_claim(task), 100.0, 30.0)), ("dead",)
     ),
     "look": Statement(
-        _single(lambda side, cursor, task: side.on(cursor).ask(Read(TASKS, TASKS))[0]),
+        _single(lambda side, cursor, task: side.on(cursor).ask(ReadTasks(TASKS, TASKS))[0]),
     ),
     "giving up": Statement(_single(_give_up), ("dead", "handed over")),
     "registration": Statement(_registration, ("no row", "over", "running"), **MANY),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from apscheduler_tasklock.testing.rule import TOLERANCE, DatedClaim, Row
-from tests.support.waist import Renewal, RerunRequest, RunState
+from tests.support.waist import Renewal, RerunRequest, TaskRow
 
 # What a run must have come across, or it has shown nothing.
 EXPECTED = {
@@ -244,7 +244,7 @@ def of_extension(before: Row | None, after: Row | None, now: datetime) -> str:
     return "extended" + (": not beyond its lease" if leased else "")
 
 
-def of_state(state: RunState) -> Iterator[str]:
+def of_state(state: TaskRow) -> Iterator[str]:
     yield "read: " + ("finished" if state.finished else "dead" if state.dead else "running")
     if state.expired:
         yield "read: expired"

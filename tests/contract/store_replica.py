@@ -13,7 +13,14 @@ from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRows
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import database_now
 from tests.support.job_rows import change_job
-from tests.support.waist import ClaimAnswer, ClaimRequest, JobMove, ReadTimes, Replica, StoredClaims
+from tests.support.waist import (
+    ClaimAnswer,
+    ClaimRequest,
+    ClaimTimes,
+    JobMove,
+    Replica,
+    StoredClaims,
+)
 
 Connection = psycopg.Connection[Any]
 PERIOD = timedelta(seconds=60)
@@ -56,7 +63,7 @@ class StoreReplica(Replica):
     def claim_jobs(
         self, requests: Iterable[ClaimRequest], most: int = 9, *, stable: bool = True
     ) -> dict[UUID, ClaimAnswer]:
-        times = ReadTimes(stable=stable)
+        times = ClaimTimes(stable=stable)
         return self.ask(StoredClaims(list(requests), times, most))
 
     def claim_job(self, found: DueRow, *, stable: bool = True, **asked: Any) -> ClaimAnswer:

@@ -20,7 +20,7 @@ from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import Memory, ReadTimes, Replica, Rows
+from tests.support.waist import ClaimTimes, Memory, Replica, Rows
 
 UTC = timezone.utc
 SetClock = Callable[[datetime], None]
@@ -137,7 +137,7 @@ class Fleet:
             return
         submission = version.executor.submission(run_time)
         request = request_of(Fire(0.0, 0.0, 0.0, False, submission))
-        answer = self.replica.send(request, ReadTimes(self.now.timestamp() - run_time.timestamp()))
+        answer = self.replica.send(request, ClaimTimes(self.now.timestamp() - run_time.timestamp()))
         if answer.granted:
             self.replica.end(request.claim_id, outcome="ok")
             self.ran.append((version.name, named(run_time)))

@@ -39,13 +39,13 @@ from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
     Memory,
     Prune,
-    Read,
-    ReadTimes,
+    ReadTasks,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
@@ -306,7 +306,7 @@ class ClaimHistory(RuleBasedStateMachine):
         requests = [wish.request for wish in asked]
         lags = [self.lag(wish) for wish in asked]
         replica = self.replicas[asked[0].replica]
-        times = ReadTimes(lags[0], latest, stable)
+        times = ClaimTimes(lags[0], latest, stable)
         if self.together:
             answers = replica.ask(Claims(requests, lags, times))
             new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
@@ -317,7 +317,7 @@ class ClaimHistory(RuleBasedStateMachine):
     def check(
         self, wish: Wish, answer: ClaimAnswer, latest: datetime | None, stable: bool, fate: str
     ) -> None:
-        before, times = self.expected.get(wish.task), ReadTimes(self.lag(wish), latest, stable)
+        before, times = self.expected.get(wish.task), ClaimTimes(self.lag(wish), latest, stable)
         decision = the_rule.claim(before, wish.request, times, wish.replica, self.time)
         after = decision.row
         assert after is not None
@@ -684,7 +684,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @action(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
-        found, database_time = self.one.ask(Read(["first", "second", "third"], always))
+        found, database_time = self.one.ask(ReadTasks(["first", "second", "third"], always))
         assert database_time == self.time
         expected = {
             task: the_rule.state_of(row, self.time)

@@ -21,7 +21,7 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
 from tests.contract.conftest import database_now, row
-from tests.support.waist import ReadTimes, Replica, raw_cursor
+from tests.support.waist import ClaimTimes, Replica, raw_cursor
 
 # Its states are read as operators read them, by SQL.
 pytestmark = pytest.mark.postgresql
@@ -72,7 +72,7 @@ class Job:
         submission = self.executor.submission(run_time)
         request = request_of(Fire(0.0, 0.0, 0.0, False, submission))
         lag = self.now.timestamp() - run_time.timestamp()
-        answer = self.replica.send(request, ReadTimes(lag))
+        answer = self.replica.send(request, ClaimTimes(lag))
         if answer.granted:
             self.replica.end(request.claim_id, outcome="ok")
         return answer.granted

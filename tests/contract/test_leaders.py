@@ -14,7 +14,7 @@ from apscheduler_tasklock._lock.statements import LEADER
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus
 from tests.contract.conftest import database_now, row
-from tests.support.waist import Lead, Memory, Replica, Resign, RunState, raw_cursor
+from tests.support.waist import Lead, Memory, Replica, Resign, TaskRow, raw_cursor
 
 Travel = Callable[[float], None]
 
@@ -29,7 +29,7 @@ def resign(replica: Replica) -> None:
     replica.ask(Resign(ROW, replica.name))
 
 
-def seen(replica: Replica) -> RunState | None:
+def seen(replica: Replica) -> TaskRow | None:
     return replica.read(ROW, always=(ROW,)).get(ROW)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from tests.support.waist import (
-    BeyondLimitError,
     ClaimRequest,
     Decision,
+    GrantLimitError,
     Replica,
     attempt,
     believing,
@@ -50,7 +50,7 @@ def told(decided: Any) -> str:
     if isinstance(decided, Decision):
         assert decided.answer is not None
         return "granted" if decided.answer.granted else "refused"
-    return {BeyondLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
+    return {GrantLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
 
 
 def make_rows(replica: Replica, travel: Travel) -> None:

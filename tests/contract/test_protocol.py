@@ -20,7 +20,7 @@ from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
-    ReadTimes,
+    ClaimTimes,
     Replica,
     Reruns,
     manual_run_of,
@@ -757,7 +757,7 @@ class TestWhenNobodyWaits:
     ) -> None:
         def answer(seconds: float) -> ClaimAnswer:
             request = ClaimRequest("task", 9.0, 50.0)
-            times = ReadTimes(not_after=in_seconds(seconds))
+            times = ClaimTimes(not_after=in_seconds(seconds))
             if not together:
                 return one.send(request, times)
             [found] = one.ask(Claims([request], [0.0], times, are_first=is_first)).values()
@@ -779,7 +779,7 @@ class TestWhenNobodyWaits:
 
         def answer(seconds: float) -> ClaimAnswer:
             request = takeover_of("task", dead, "dead")
-            times = ReadTimes(not_after=in_seconds(seconds))
+            times = ClaimTimes(not_after=in_seconds(seconds))
             [found] = one.ask(Reruns([request], times)).values()
             return found
 
@@ -803,7 +803,7 @@ class TestWhenNobodyWaits:
         )
 
         def granted(seconds: float) -> bool:
-            answer = one.rerun(asked, ReadTimes(not_after=in_seconds(seconds)))
+            answer = one.rerun(asked, ClaimTimes(not_after=in_seconds(seconds)))
             assert answer is not None
             return answer.granted
 

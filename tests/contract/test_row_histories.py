@@ -38,14 +38,14 @@ from tests.support.waist import (
     Claim,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     EndLease,
     Extend,
     GiveUp,
     Lead,
     Memory,
     Prune,
-    Read,
-    ReadTimes,
+    ReadTasks,
     Registration,
     Registrations,
     ReleaseRequest,
@@ -270,10 +270,10 @@ class Requests:
             yield 0.5, partial(self.finish, task)
         requests = [self.sure_claim(task, is_to_die=False) for task in TASKS]
         self.rng.shuffle(requests)
-        yield 400.0, partial(self.claim_batch, requests, ReadTimes(), self.rng.choice([1, 2]))
+        yield 400.0, partial(self.claim_batch, requests, ClaimTimes(), self.rng.choice([1, 2]))
         for _ in range(2):
             most = self.rng.choice([1, 2, 3])
-            yield 0.5, partial(self.claim_batch, requests, ReadTimes(), most, is_again=True)
+            yield 0.5, partial(self.claim_batch, requests, ClaimTimes(), most, is_again=True)
         for task in TASKS:
             yield 0.5, partial(self.finish, task)
 
@@ -402,9 +402,9 @@ class Requests:
             claim_id=self.claim_of(task) if self.chance(0.15) else self.new_claim(task),
         )
 
-    def times(self) -> ReadTimes:
+    def times(self) -> ClaimTimes:
         latest = self.memory.time + timedelta(seconds=self.rng.choice([-3, 0, 3]))
-        return ReadTimes(
+        return ClaimTimes(
             self.seconds(400.0),
             latest if self.chance(0.3) else None,
             self.chance(0.8),
@@ -434,7 +434,7 @@ class Requests:
         request = replace(self.sure_claim(task, is_to_die=is_to_die), **changes)
         if is_the_last:  # so that no due time ends its retries
             request = replace(request, next_in=None, is_last=self.chance(0.5))
-        return lambda replica: replica.ask(Claim(request, ReadTimes()))
+        return lambda replica: replica.ask(Claim(request, ClaimTimes()))
 
     def sure_claim(self, task: str, *, is_to_die: bool) -> ClaimRequest:
         """Return a claim that is likely to be granted, with a short lease."""
@@ -459,7 +459,7 @@ class Requests:
     def claim_batch(
         self,
         requests: list[ClaimRequest],
-        times: ReadTimes,
+        times: ClaimTimes,
         most: int | None,
         *,
         is_again: bool = False,
@@ -493,8 +493,8 @@ class Requests:
         requests, times = [self.takeover_request(task) for task in TASKS], self.takeover_times()
         return lambda replica: replica.ask(Reruns(requests, times))
 
-    def takeover_times(self) -> ReadTimes:
-        return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
+    def takeover_times(self) -> ClaimTimes:
+        return ClaimTimes(stable=self.chance(0.8), not_after=self.not_after())
 
     def retry_request(self, task: str) -> RerunRequest:
         return retry_of(
@@ -513,7 +513,7 @@ class Requests:
             request, not_after = replace(request, cause=self.last_claim_of(task)), None
         if is_to_die:
             request = replace(request, max_lock=300.0, lease=3.0, failover=True)
-        times = ReadTimes(not_after=not_after)
+        times = ClaimTimes(not_after=not_after)
         return lambda replica: replica.ask(Reruns([request], times))
 
     def claim_manual(self, task: str | None = None, *, surely: bool = False) -> Ask:
@@ -533,7 +533,7 @@ class Requests:
         if surely:
             request = replace(request, max_lock=300.0, lease=10.0, failover=True)
             stable = True
-        times = ReadTimes(stable=stable, not_after=None if surely else self.not_after())
+        times = ClaimTimes(stable=stable, not_after=None if surely else self.not_after())
         return lambda replica: replica.rerun(request, times)
 
     def release_request(self, task: str) -> ReleaseRequest:
@@ -675,7 +675,7 @@ class Requests:
         always = self.rng.choice([(), TASKS])
 
         def ask(replica: Replica) -> Any:
-            states, now = replica.ask(Read(TASKS, always))
+            states, now = replica.ask(ReadTasks(TASKS, always))
             return {state.task_name: state for state in states}, now
 
         return ask

@@ -22,11 +22,11 @@ from tests.contract.store_replica import PERIOD, StoreReplica, requested, step
 from tests.support.job_rows import job_row, wal_bytes
 from tests.support.polling import eventually
 from tests.support.waist import (
-    BeyondLimitError,
     ClaimAnswer,
+    ClaimTimes,
     Decision,
+    GrantLimitError,
     JobMove,
-    ReadTimes,
     StoredClaims,
     attempt,
     believing,
@@ -173,7 +173,7 @@ class TestClaim:
     ) -> None:
         one.add()
         request = requested(one.one())
-        times = ReadTimes(not_after=one.now)
+        times = ClaimTimes(not_after=one.now)
         travel(1)
         [answer] = one.ask(StoredClaims([request], times, 9)).values()
         assert answer.looks_free
@@ -373,7 +373,7 @@ def told(decided: Any) -> str:
         assert decided.answer is not None
         answer = decided.answer
         return "granted" if answer.granted else "withdrawn" if answer.withdrawn else "refused"
-    return {BeyondLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
+    return {GrantLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
 
 
 @pytest.fixture(params=["rows", "no rows", "some rows"])

@@ -43,7 +43,7 @@ from tests.contract.interleavings import (
 from tests.contract.interleavings import LEASE as OUTAGE
 from tests.contract.store_replica import StoreReplica, requested
 from tests.contract.store_replica import step as due_step
-from tests.support.waist import ClaimRequest, JobMove, ReadTimes, Renewal, StoredClaims
+from tests.support.waist import ClaimRequest, ClaimTimes, JobMove, Renewal, StoredClaims
 
 Connection = psycopg.Connection[Any]
 Travel = Callable[[float], None]
@@ -216,13 +216,13 @@ class Rows:
 
     def _send(self, claim: ClaimId, world: World, not_after: int | None = None) -> str:
         end = self.at(not_after)
-        times = ReadTimes(
+        times = ClaimTimes(
             stable=world.believed,
             not_after=None if end is None else end + timedelta(seconds=5),
         )
         return self._answer(claim[0], self._asked[claim], times)
 
-    def _answer(self, number: int, asked: ClaimRequest, times: ReadTimes) -> str:
+    def _answer(self, number: int, asked: ClaimRequest, times: ClaimTimes) -> str:
         replica = self._replicas[number]
         [answer] = replica.ask(StoredClaims([asked], times, 1)).values()
         if answer.granted:
@@ -300,7 +300,7 @@ class Rows:
         if found is None:
             return
         kept, self._found[number] = self._found.get(number), found
-        asked, times = self._request_for(number), ReadTimes(stable=world.believed)
+        asked, times = self._request_for(number), ClaimTimes(stable=world.believed)
         with self._connection.transaction(force_rollback=True):
             assert self._answer(number, asked, times) == "granted"
         if kept is not None:

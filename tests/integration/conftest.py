@@ -25,7 +25,7 @@ from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import NO_DATABASE, Replica
-from tests.support.waist import MemoryTaskLocks, standing_in, with_late_takeovers
+from tests.support.waist import MemoryTaskLocks, use_stand_in, with_late_takeovers
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
 def memory() -> Iterator[MemoryTaskLocks]:
     """Rows and a history in memory, which stand in for the database of each replica."""
     rows = MemoryTaskLocks()
-    with standing_in(rows):
+    with use_stand_in(rows):
         yield rows
 
 

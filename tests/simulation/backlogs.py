@@ -20,8 +20,8 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._runs.kept_runs import InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, RunQueue, StepInputs, ToDo
+from apscheduler_tasklock._runs.deferred_runs import InTheWay, LastRun, Outlook
+from apscheduler_tasklock._runs.queue import Ask, QueueInputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
@@ -29,11 +29,11 @@ from tests.support.waist import (
     IN_TIME,
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     EndLease,
-    ReadTimes,
     Refusal,
     ReleaseRequest,
-    RunState,
+    TaskRow,
     manual_run_of,
     takeover_of,
 )
@@ -51,9 +51,9 @@ class Rule(enum.Enum):
 
     GO_ON = "it is refused, and the next one of its backlog is asked for"
     LEAVE = "it is refused, and the rest of its backlog is left to the other replica"
-    KEEP_DUE = "it is kept only if it was due before the run in its way began, or that is manual"
-    KEEP = "it is kept, and refused if a run ends well that stood rightly against it"
-    ASK_AGAIN = "it is kept, and asked for again whatever became of the run in its way"
+    DEFER_DUE = "it is deferred only if due before the run in its way began, or that is manual"
+    DEFER = "it is deferred, and refused if a run ends well that stood rightly against it"
+    ASK_AGAIN = "it is deferred, and asked for again whatever became of the run in its way"
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Simulated:
 
     @property
     def has_an_instance(self) -> bool:
-        """Whether a submission is not over. A kept one is no instance."""
+        """Whether a submission is not over. A deferred one is no instance."""
         left = [[r for r in runs if r.state is not State.OVER] for runs in self.submissions]
-        return any(runs[0].state is not State.KEPT for runs in left if runs)
+        return any(runs[0].state is not State.DEFERRED for runs in left if runs)
 
     def is_going_to(self, kind: RunKind) -> bool:
         """Return whether a run of a kind is not over."""
@@ -164,7 +164,7 @@ class Simulated:
         return self.is_dead, has_it, submits, len(self.left), skipped, tuple(runs), len(self.asks)
 
 
-def _last(row: rule.Row, state: RunState) -> LastRun:
+def _last(row: rule.Row, state: TaskRow) -> LastRun:
     return LastRun(row.token, state.finished, state.dead, row.deaths)
 
 
@@ -346,11 +346,11 @@ class Fleet:
         release = ReleaseRequest(TASK, work.request.claim_id, RunOutcome(WindowAfter.KEEP, "ok"))
         self.row = rule.release(self.row, release, self.now).row
         work.began.ended = "ok"
-        kept = self._decided_on(replica, LastRun(token, finished=True, dead=False, deaths=0))
-        self._step(replica, freed=[(run, 1.0)], found=kept)
+        deferred = self._decided_on(replica, LastRun(token, finished=True, dead=False, deaths=0))
+        self._step(replica, freed=[(run, 1.0)], found=deferred)
 
     def _step(self, replica: Simulated, **inputs: Any) -> None:
-        step: ToDo = replica.queue.step(self._now, StepInputs(workers=WORKERS, **inputs))
+        step: ToDo = replica.queue.step(self._now, QueueInputs(workers=WORKERS, **inputs))
         replica.asks += step.asks
         for run in step.given:
             assert run.token.take()
@@ -378,7 +378,7 @@ class Fleet:
         assert self.row is not None
         run_time = work.request.run_time
         came_first = self.row.started_at < run_time and self.row.kind != "manual"
-        is_final = self.kept is Rule.KEEP_DUE and came_first
+        is_final = self.kept is Rule.DEFER_DUE and came_first
         if self.kept is Rule.LEAVE:
             for each in list(run.backlog)[1:]:
                 each.state = State.OVER
@@ -386,9 +386,9 @@ class Fleet:
         if self.kept in (Rule.LEAVE, Rule.GO_ON) or is_final:
             return ClaimOutcome.REFUSED
         work.stood_first = self.row.token if came_first else 0
-        work.in_the_way = InTheWay(self.row.token, came_first and self.kept is Rule.KEEP)
+        work.in_the_way = InTheWay(self.row.token, came_first and self.kept is Rule.DEFER)
         work.request = replace(work.request, claim_id=self._new_id())
-        return ClaimOutcome.KEPT
+        return ClaimOutcome.DEFERRED
 
     def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
         request = run.work.request
@@ -396,7 +396,7 @@ class Fleet:
         if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
             decision = rule.rerun(self.row, request, IN_TIME, replica.name, self.now)
         else:
-            times = ReadTimes((self.now - request.run_time).total_seconds())
+            times = ClaimTimes((self.now - request.run_time).total_seconds())
             decision = rule.claim(self.row, request, times, replica.name, self.now)
         self.row = decision.row
         answer: ClaimAnswer | None = decision.answer
@@ -448,9 +448,9 @@ class Fleet:
     def _decided_on(
         self, replica: Simulated, last: LastRun
     ) -> list[tuple[QueuedRun, Outlook, float]]:
-        """Return the decisions on the kept runs."""
-        kept = replica.of_state(State.KEPT)
-        return [(run, run.work.in_the_way.outlook(last), self._now) for run in kept]
+        """Return the decisions on the deferred runs."""
+        deferred = replica.of_state(State.DEFERRED)
+        return [(run, run.work.in_the_way.outlook(last), self._now) for run in deferred]
 
     # ---- the check at the end --------------------------------------------------------------------
 

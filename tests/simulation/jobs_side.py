@@ -18,8 +18,8 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -34,7 +34,7 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimRequest,
     Refusal,
-    RunState,
+    TaskRow,
     manual_run_of,
     takeover_of,
 )
@@ -63,7 +63,7 @@ class Fate:
     :ivar window: the run time, in seconds from the beginning; ``None`` for a takeover that was not
         granted yet
     :ivar ends: the ends of the run; there must be exactly one
-    :ivar is_kept: whether the run was kept
+    :ivar is_deferred: whether the run was deferred
     :ivar taken_at: when a worker took the run's token
     :ivar began_at: the times at which the job's function began
     """
@@ -79,7 +79,7 @@ class Fate:
     began_at: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     ended_at: float = inf
-    is_kept: bool = False
+    is_deferred: bool = False
 
     def __str__(self) -> str:
         ends = ", ".join(self.ends) or "no end"
@@ -114,10 +114,10 @@ class JobsReplica(Replica):
         self._jobs_story: Any = story
         self._given: dict[QueuedRun, None] = {}
         self._requested: set[UUID] = set()
-        self._kept_runs = KeptRuns()
+        self._deferred_runs = DeferredRuns()
         self._releasing = 0
         self.thread = SimulatedJobsThread(self.world, process)
-        self.line = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
+        self.queue = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class JobsReplica(Replica):
         return run
 
     def _come(self, run: QueuedRun) -> None:
-        self.line.came(run)
+        self.queue.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -170,13 +170,13 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, "   stops")
         if closes:
             self._client.stop_claiming()
-        self.line.call(self._withdraw_given)
+        self.queue.call(self._withdraw_given)
         self.thread.begin_stop()
 
     @property
     def is_idle(self) -> bool:
         is_idle = self.thread.is_idle and self.pool.is_idle and not self._releasing
-        waits = self._client.waiting or self._taking or self._kept_runs.task_names
+        waits = self._client.waiting or self._taking or self._deferred_runs.task_names
         return self.process.is_dead or (is_idle and not waits)
 
     # ---- the thread: the queue's decisions -------------------------------------------------------
@@ -245,13 +245,13 @@ class JobsReplica(Replica):
         return work.claim
 
     def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
-        def take_in(inputs: StepInputs) -> None:
+        def take_in(inputs: QueueInputs) -> None:
             inputs.answered += [
                 (run, self._claim_outcome(run, claimed)) for run, claimed in answers
             ]
 
         if answers:
-            self.line.call(take_in)
+            self.queue.call(take_in)
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.work
@@ -275,12 +275,12 @@ class JobsReplica(Replica):
             return ClaimOutcome.FAILED
         if isinstance(claimed, Refusal) and claimed.blocked and run.kind is RunKind.SCHEDULE:
             self._keep(run, claimed)
-            return ClaimOutcome.KEPT
+            return ClaimOutcome.DEFERRED
         return ClaimOutcome.REFUSED
 
     def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
         work: Work = run.work
-        work.fate.is_kept = True
+        work.fate.is_deferred = True
         # The next ask needs a new claim, because this one is over.
         work.claim = None
         assert work.fate.window is not None
@@ -288,10 +288,10 @@ class JobsReplica(Replica):
         work.question = None
         came_first = self._came_first(work.request, refusal)
         in_the_way = InTheWay(refusal.token, came_first, work.request.run_time)
-        self._kept_runs.add(run, in_the_way, partial(self._decide_kept, run))
+        self._deferred_runs.add(run, in_the_way, partial(self._decide_deferred, run))
 
     def _came_first(self, request: ClaimRequest, refusal: Refusal) -> bool:
-        """Return whether the run in the way began before the run that is kept was due."""
+        """Return whether the run in the way began before the run that is deferred was due."""
         row = self._story.database.rows.rows[request.task_name]
         is_same, due = row.token == refusal.token, request.run_time
         assert due is not None
@@ -322,7 +322,7 @@ class JobsReplica(Replica):
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.work)
-        self.line.failed(run)
+        self.queue.failed(run)
         self._end(run, "not taken")
 
     def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
@@ -337,7 +337,7 @@ class JobsReplica(Replica):
             self._client.withdraw(work.claim)
         self._end(run, "withdrawn")
 
-    def _withdraw_given(self, inputs: StepInputs) -> None:
+    def _withdraw_given(self, inputs: QueueInputs) -> None:
         for run in list(self._given):
             if run.work.held is None or not run.token.take():
                 continue
@@ -356,7 +356,7 @@ class JobsReplica(Replica):
         fate = work.fate
         fate.ends.append(how)
         fate.ended_at = self.world.now
-        self._kept_runs.take(run)
+        self._deferred_runs.take(run)
         question = work.question
         if question is not None and question.answer is None:
             question.answer, question.answered = how, self.world.now
@@ -370,7 +370,7 @@ class JobsReplica(Replica):
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
-        self.line.begun(run)
+        self.queue.begun(run)
         took, how = 0.0, "missed"
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
@@ -378,7 +378,7 @@ class JobsReplica(Replica):
                 took = self._run_job(run)
         if self._given.pop(run, self) is None:
             self._end(run, how)
-            self.line.freed(run, took)
+            self.queue.freed(run, took)
 
     def _goes_on(self, work: Work, held: HeldLock) -> bool:
         self._story.database.step(self.process, f"begin {held.name}", "begin")
@@ -428,9 +428,9 @@ class JobsReplica(Replica):
         return outcome.window is WindowAfter.OPEN
 
     def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
-        """Note that a run has ended, so that the runs that are kept because of it go on."""
+        """Note that a run has ended, so that the runs that are deferred because of it go on."""
         last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
-        self._kept_runs.decide(run.task_name, run.job, last)
+        self._deferred_runs.decide(run.task_name, run.job, last)
 
     def _begin_release(self, held: HeldLock, end: RunOutcome) -> None:
         question = Question(held.name, "release", self.process, self.world.now)
@@ -447,7 +447,7 @@ class JobsReplica(Replica):
 
     # ---- the look at the rows --------------------------------------------------------------------
 
-    def _act_on(self, state: RunState, task: Task) -> None:
+    def _act_on(self, state: TaskRow, task: Task) -> None:
         """Handle the state of a row."""
         assert isinstance(task, Job)
         if self.stopped_at < inf:
@@ -462,17 +462,17 @@ class JobsReplica(Replica):
                 self._take_over(task, state)
             return
         last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from, state)
-        for job in self._kept_runs.jobs_of(task.name):
-            self._kept_runs.decide(task.name, job, last)
+        for job in self._deferred_runs.jobs_of(task.name):
+            self._deferred_runs.decide(task.name, job, last)
 
-    def _ask_for_manual_run(self, job: Job, state: RunState, request_id: UUID) -> None:
+    def _ask_for_manual_run(self, job: Job, state: TaskRow, request_id: UUID) -> None:
         request = manual_run_of(
             job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
         )
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
         self._come_extra(job, RunKind.MANUAL, window, request, self._requested, request_id)
 
-    def _take_over(self, task: Task, state: RunState) -> None:
+    def _take_over(self, task: Task, state: TaskRow) -> None:
         assert isinstance(task, Job)
         window = window_of(task, state.window_start)
         request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
@@ -487,12 +487,12 @@ class JobsReplica(Replica):
         run.work.over = partial(open_ones.discard, key)
         self._come(run)
 
-    def _decide_kept(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
-        self.line.found(run, outlook, as_of)
+    def _decide_deferred(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
+        self.queue.found(run, outlook, as_of)
 
     @property
     def _watched(self) -> Sequence[str]:
-        return sorted(self._kept_runs.task_names)
+        return sorted(self._deferred_runs.task_names)
 
 
 def window_of(task: Task, start: datetime) -> float:

@@ -1,7 +1,7 @@
 """Fleets in leader mode, with both sides on a virtual clock.
 
-Each replica has the real ``Leadership``, and the real ``Following`` for each run that it keeps. The
-code around them is a short form of the library's looks and of its ``ExecutorRuns``.
+Each replica has the real ``Leadership``, and the real ``FollowerRun`` for each run that it defers.
+The code around them is a short form of the library's looks and of its ``ExecutorRuns``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.leadership import Following, Leadership
-from apscheduler_tasklock._runs.queue import StepInputs
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
+from apscheduler_tasklock._runs.queue import QueueInputs
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -26,7 +26,7 @@ from tests.simulation.jobs_side import Job, JobsReplica, Work
 from tests.simulation.ledger import Question, Wanted
 from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
-from tests.support.waist import AnyAttempt, RunState
+from tests.support.waist import AnyAttempt, TaskRow
 
 LEADER_LEASE = 15.0
 HEAD_START = Timings().head_start
@@ -106,7 +106,7 @@ class LeaderReplica(JobsReplica):
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, inf, workers)
         self.leadership = Leadership(self._client, "", LEADER_LEASE, lambda: POLL_INTERVAL)
-        self._following: dict[QueuedRun, Following] = {}
+        self._following: dict[QueuedRun, FollowerRun] = {}
         self._wakes: list[Callable[[], None]] = []
         self.world.start(process, self._look_often, poll_from, daemon=True)
 
@@ -119,8 +119,8 @@ class LeaderReplica(JobsReplica):
             return
         for each in run.backlog:
             self._ask_later(each.work)
-        self.line.call(
-            partial(self._follow, run, Following(self.leadership, run, lambda: work.request))
+        self.queue.call(
+            partial(self._follow, run, FollowerRun(self.leadership, run, lambda: work.request))
         )
 
     def _ask_later(self, work: Work) -> None:
@@ -131,14 +131,14 @@ class LeaderReplica(JobsReplica):
         work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
         self._story.ledger.questions.append(work.question)
 
-    def _follow(self, run: QueuedRun, following: Following, inputs: StepInputs) -> None:
+    def _follow(self, run: QueuedRun, following: FollowerRun, inputs: QueueInputs) -> None:
         if self.stopped_at == inf:
-            for other in self._kept_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
+            for other in self._deferred_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
                 inputs.found.append((other, Outlook.DROPPED, self.world.now))
             self._following[run] = following
-            run.state, run.kept_at = State.KEPT, self.world.now
-            self._kept_runs.add(run, following, partial(self._decide_kept, run))
+            run.state, run.deferred_at = State.DEFERRED, self.world.now
+            self._deferred_runs.add(run, following, partial(self._decide_deferred, run))
         inputs.came.append(run)
 
     def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
@@ -166,7 +166,7 @@ class LeaderReplica(JobsReplica):
             wake()
 
     def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
-        if run.task_name in self._kept_runs.task_names:
+        if run.task_name in self._deferred_runs.task_names:
             self.wake_look()
 
     def _look_often(self) -> None:
@@ -175,7 +175,7 @@ class LeaderReplica(JobsReplica):
                 self._look_at_rows()
             except TaskLockDatabaseError as error:
                 self.world.note(self.process.name, f"   look: {error}")
-                for name in self._kept_runs.task_names:
+                for name in self._deferred_runs.task_names:
                     self._decide(name, LastRun(0, finished=False, dead=False, deaths=0))
             except TaskLockError as error:
                 self.world.note(self.process.name, f"   look: {error}")
@@ -183,7 +183,7 @@ class LeaderReplica(JobsReplica):
 
     def _look_at_rows(self) -> None:
         tasks = {task.name: task for task in self._story.scenario.tasks if task.windows}
-        watched = self._kept_runs.task_names
+        watched = self._deferred_runs.task_names
         self.looked_from = self.world.now
         leader = self.leadership.row
         states = self._client.ask(self._client.reading([*tasks, leader], [*watched, leader]))
@@ -196,7 +196,7 @@ class LeaderReplica(JobsReplica):
             gone = LastRun(0, finished=False, dead=True, deaths=1, as_of=self.looked_from)
             self._decide(name, gone)
 
-    def _lead(self, row: RunState | None) -> None:
+    def _lead(self, row: TaskRow | None) -> None:
         try:
             self._client.ask_all(self.leadership.take_or_renew(row))
         except TaskLockDatabaseError:
@@ -207,8 +207,8 @@ class LeaderReplica(JobsReplica):
             self._leader_story.led.append((self.world.now - BEGIN, self.process.name))
 
     def _decide(self, name: str, last: LastRun) -> None:
-        for job in self._kept_runs.jobs_of(name):
-            self._kept_runs.decide(name, job, last)
+        for job in self._deferred_runs.jobs_of(name):
+            self._deferred_runs.decide(name, job, last)
 
 
 # ---- what must hold in a story without a fault ---------------------------------------------------

@@ -19,17 +19,17 @@ from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
 from tests.support.internals import undo_nothing
-from tests.support.waist import ReadTimes
+from tests.support.waist import ClaimTimes
 
 
 def _nothing(*_: object) -> None:
     pass
 
 
-def _read_times(**changes: Any) -> Callable[..., ReadTimes]:
+def _read_times(**changes: Any) -> Callable[..., ClaimTimes]:
     original = claim_attempts.ClaimContext.read_times
 
-    def read_times(context: Any, sent: float, lag: float = 0.0) -> ReadTimes:
+    def read_times(context: Any, sent: float, lag: float = 0.0) -> ClaimTimes:
         return replace(original(context, sent, lag), **changes)
 
     return read_times

@@ -31,7 +31,7 @@ from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.heartbeat import seconds_after_last_renewal
+from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
@@ -43,7 +43,7 @@ from apscheduler_tasklock._runs import (
     run_attempt,
     watch,
 )
-from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
+from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, intercept_reports, jobstore_of, wrap
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -61,11 +61,11 @@ from tests.support.waist import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     Extend,
     MemoryTaskLocks,
     MissNote,
     MissNotes,
-    ReadTimes,
     Refusal,
     ReleaseRequest,
     Renewal,
@@ -280,7 +280,7 @@ class SimulatedClient(LockClient):
     def _take_in(self, decided: Sequence[tuple[AnyAttempt, Claimed]], tell: Report) -> None:
         for _, claimed in decided:
             if isinstance(claimed, HeldLock):
-                self._renew_later(claimed, seconds_after_last_renewal(claimed))
+                self._renew_later(claimed, seconds_from_last_renewal_to_end(claimed))
         tell(decided)
 
     def _decide_all(
@@ -305,8 +305,8 @@ class SimulatedClient(LockClient):
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
         if not isinstance(request, ClaimRequest):
-            return self._statements.rerun(request, ReadTimes(stable=self.stable))
-        times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
+            return self._statements.rerun(request, ClaimTimes(stable=self.stable))
+        times = ClaimTimes(self.lag_of(request.run_time), None, self.stable)
         return self._statements.ask(Claim(request, times))
 
     def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
@@ -686,7 +686,7 @@ class SimulatedExecutor(TaskLockExecutor):
         assert made is not None
         self._inner.start(scheduler, alias)
         wrap(self, self._inner)
-        report_runs(self._inner, made.events_of, made.failed, made.ended)
+        intercept_reports(self._inner, made.events_of, made.failed, made.ended)
         self._add_listeners(scheduler)
 
     def shutdown(self, wait: bool = True) -> None:

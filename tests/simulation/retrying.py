@@ -36,7 +36,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
 from tests.support.internals import retry_in
-from tests.support.waist import ClaimRequest, Refusal, RunState, retry_of
+from tests.support.waist import ClaimRequest, Refusal, TaskRow, retry_of
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1
@@ -215,7 +215,7 @@ class RetryReplica(JobsReplica):
 
     # ---- the look at the rows --------------------------------------------------------------------
 
-    def _act_on(self, state: RunState, task: Task) -> None:
+    def _act_on(self, state: TaskRow, task: Task) -> None:
         super()._act_on(state, task)
         assert isinstance(task, RetryJob)
         is_left = task.options_on(self.process).delay_after(state.attempt) is not None

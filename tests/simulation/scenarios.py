@@ -23,7 +23,7 @@ from tests.simulation.faults import FAULTS, PAUSE, SLOW, STEPS, Plan, Planned
 from tests.simulation.ledger import Ledger, Promise, Question, Run, Wanted, violations
 from tests.simulation.side import Database, make_client
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
-from tests.support.waist import ClaimRequest, GiveUp, Refusal, Registration, RunState, takeover_of
+from tests.support.waist import ClaimRequest, GiveUp, Refusal, Registration, TaskRow, takeover_of
 
 LEASE = 15.0
 MAX_LOCK = 1_000.0
@@ -238,7 +238,7 @@ class Replica:
         """The tasks whose states a look returns in any case."""
         return list(self._kept)
 
-    def _act_on(self, state: RunState, task: Task) -> None:
+    def _act_on(self, state: TaskRow, task: Task) -> None:
         """Handle the state of a row, as in ``Watch``."""
         if state.finished:
             self._run_kept(task)
@@ -253,13 +253,13 @@ class Replica:
             self._taking.add(state.claim_id)
             self.world.start(self.process, partial(self._take_over, task, state))
 
-    def _give_up(self, state: RunState) -> None:
+    def _give_up(self, state: TaskRow) -> None:
         try:
             self._client.ask(self._client.carrying_out(GiveUp(state.task_name, state.claim_id)))
         except TaskLockError as error:
             self.world.note(self.process.name, f"   giving up: {error}")
 
-    def _take_over(self, task: Task, state: RunState) -> None:
+    def _take_over(self, task: Task, state: TaskRow) -> None:
         request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
         claimed = self._claim(request, "takeover")
         self._taking.discard(state.claim_id)

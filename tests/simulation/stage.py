@@ -26,7 +26,7 @@ from tests.support.waist import (
     MemoryTaskLocks,
     Message,
     Retire,
-    RunState,
+    TaskRow,
 )
 
 LEASE = 15.0
@@ -220,13 +220,13 @@ class Stage:
         """Begin what is done at the end of an interpreter without a shutdown."""
         return self.call(client, end_database_threads)
 
-    def look(self, client: LockClient, task: str = "t") -> RunState | None:
+    def look(self, client: LockClient, task: str = "t") -> TaskRow | None:
         """Read the row of a task; return ``None`` if the look finds nothing that is to be done."""
         call = self.call(client, lambda: client.ask(client.reading([task])))
         self.go_on(0.1)
         if call.error is not None:
             raise call.error
-        states: list[RunState] = call.result
+        states: list[TaskRow] = call.result
         return states[0] if states else None
 
     def row(self, task: str = "t") -> Row:

@@ -28,10 +28,10 @@ from tests.simulation.world import BEGIN, CLOCK, START, Process, replaced
 from tests.support.waist import (
     ClaimAnswer,
     ClaimRequest,
+    ClaimTimes,
     JobMove,
     MemoryProtocol,
     MemoryTaskLocks,
-    ReadTimes,
     StoredClaims,
 )
 
@@ -184,7 +184,7 @@ class StoredProtocol(MemoryProtocol):
             answers[request.claim_id] = self._claim_stored(request, asked.times, room)
         return answers
 
-    def _claim_stored(self, request: ClaimRequest, times: ReadTimes, room: bool) -> ClaimAnswer:
+    def _claim_stored(self, request: ClaimRequest, times: ClaimTimes, room: bool) -> ClaimAnswer:
         locks, move, now = self._stored, request.move, self._stored.time()
         assert move is not None
         row, is_fenced = locks.rows.get(request.task_name), locks.fenced(move)
@@ -267,14 +267,14 @@ class StoredReplica(JobsReplica):
         if wanted:
             super().ask(Ask(wanted, ask.most))
         for run in unwanted:
-            self.line.answered(run, ClaimOutcome.REFUSED)
+            self.queue.answered(run, ClaimOutcome.REFUSED)
 
     @property
     def room(self) -> float:
-        return self.line.room
+        return self.queue.room
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
-        self.line.note_room = note_room
+        self.queue.note_room = note_room
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
         stored = self._rows.jobs[row.id]

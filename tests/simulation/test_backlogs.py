@@ -1,9 +1,9 @@
 """Compares rules for refused runs with new windows, in all orders of events of backlogs.
 
-Only the rule of ``_runs/kept_runs.py`` neither loses one of these windows nor runs a window that
-APScheduler would skip. It is not perfect: if a run time comes due while a manual run goes on, 5 of
-556 ends run a window that APScheduler would skip, because the manual run's token hides the earlier
-run.
+Only the rule of ``_runs/deferred_runs.py`` neither loses one of these windows nor runs a window
+that APScheduler would skip. It is not perfect: if a run time comes due while a manual run goes on,
+5 of 556 ends run a window that APScheduler would skip, because the manual run's token hides the
+earlier run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LARGE = {
     ),
     "a manual run in the way, with failover": Backlogs(([TWO],) * 2, is_manual=True, failover=True),
 }
-# A later run time is asked for although an earlier one is kept, if a look found the run in their
-# way still going on. If that run ends between the look and the claim, the later run time is run
-# first.
+# A later run time is asked for although an earlier one is deferred, if a look found the run in
+# their way still going on. If that run ends between the look and the claim, the later run time is
+# run first.
 OVERTAKEN = Backlogs(([TWO, (3,)],) * 2, late=(3,))
 # The mistakes of other rules, each in one of the small backlogs.
 WRONG = {
     Rule.GO_ON: ("two run times", "lost"),
     Rule.LEAVE: ("two run times", "lost"),
-    Rule.KEEP_DUE: ("a run time comes due meanwhile", "lost"),
+    Rule.DEFER_DUE: ("a run time comes due meanwhile", "lost"),
     Rule.ASK_AGAIN: (
         "a run time comes due meanwhile",
         "run after what stood rightly against it",
@@ -54,7 +54,7 @@ def told(result: Enumeration) -> str:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_each_window_of_a_backlog_is_run_once_whatever_happens_next(name: str) -> None:
-    result = enumerate_all(SMALL[name], Rule.KEEP)
+    result = enumerate_all(SMALL[name], Rule.DEFER)
     assert result.ends > 10
     assert not result.found, told(result)
 
@@ -63,7 +63,7 @@ def test_each_window_of_a_backlog_is_run_once_whatever_happens_next(name: str) -
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", LARGE)
 def test_so_it_is_in_larger_ones(name: str) -> None:
-    result = enumerate_all(LARGE[name], Rule.KEEP)
+    result = enumerate_all(LARGE[name], Rule.DEFER)
     assert not result.found, told(result)
 
 
@@ -72,7 +72,7 @@ def test_so_it_is_in_larger_ones(name: str) -> None:
 def test_a_run_time_that_comes_due_meanwhile_may_overtake_a_backlog_and_nothing_else_is_lost() -> (
     None
 ):
-    result = enumerate_all(OVERTAKEN, Rule.KEEP)
+    result = enumerate_all(OVERTAKEN, Rule.DEFER)
     assert result.kinds["overtaken"]
     against = "run after what stood rightly against it"
     assert set(result.kinds) <= {"overtaken", against}, told(result)
@@ -86,5 +86,5 @@ def test_another_rule_does_not(rule: Rule) -> None:
 
 
 def test_of_backlogs_that_differ_a_window_is_lost_only_if_a_later_one_was_run_before() -> None:
-    result = enumerate_all(Backlogs(([THREE], [(2, 3)])), Rule.KEEP)
+    result = enumerate_all(Backlogs(([THREE], [(2, 3)])), Rule.DEFER)
     assert set(result.kinds) == {"overtaken"}, told(result)

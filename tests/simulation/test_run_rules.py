@@ -237,7 +237,7 @@ def test_by_default_a_run_time_may_come_a_little_early() -> None:
     assert 0.93 * 5 * MINUTE < second.began_at - first.began_at < 0.97 * 5 * MINUTE
 
 
-class TestKeptRuns:
+class TestDeferredRuns:
     def dead(self, minutes: float, lease: float = 480, **options: Any) -> SimulatedReplicas:
         """Return replicas after so many minutes, of which one was killed in the run of minute 5."""
         job_options = {"coalesce": False, "misfire_grace_time": 1, **options}
@@ -253,7 +253,7 @@ class TestKeptRuns:
     def test_a_run_time_that_came_while_a_dead_run_stood_is_run_after_its_takeover(
         self, busy: int
     ) -> None:
-        """The time for which it was kept is no lateness, also if the workers are busy meanwhile."""
+        """The time of its deferral is no lateness, also if the workers are busy meanwhile."""
         simulation = self.dead(7, misfire_grace_time=60)
         [replica] = simulation
         for number in range(busy):
@@ -261,8 +261,8 @@ class TestKeptRuns:
             simulation.durations[name] = 100
             replica.scheduler.add_job(job, "cron", hour=0, minute=12, id=name)
         simulation.advance(minutes=8)
-        kept = [(r.run_time, r.kind, r.outcome) for r in simulation.runs_of("job")]
-        assert kept[:3] == [
+        deferred = [(r.run_time, r.kind, r.outcome) for r in simulation.runs_of("job")]
+        assert deferred[:3] == [
             (at(5), "schedule", "died"),
             (at(5), "takeover", "ok"),
             (at(10), "schedule", "ok"),
@@ -271,7 +271,7 @@ class TestKeptRuns:
     @pytest.mark.parametrize(
         ("coalesce", "run_times"), [(False, [5, 5, 10, 15]), (True, [5, 5, 15])]
     )
-    def test_of_several_kept_ones_each_is_run_or_with_coalesce_the_last_one(
+    def test_of_several_deferred_ones_each_is_run_or_with_coalesce_the_last_one(
         self, coalesce: bool, run_times: list[int]
     ) -> None:
         simulation = self.dead(19.5, lease=780, coalesce=coalesce)

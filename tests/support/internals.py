@@ -36,9 +36,9 @@ def instances_lock(executor: Any) -> threading.RLock:
     return lock
 
 
-def kept_run_times(executor: Any) -> list[Any]:
-    """Return the run times that an executor keeps because another run is in their way."""
-    runs = [run for by_run in list(executor._kept._by_task.values()) for run in list(by_run)]
+def deferred_run_times(executor: Any) -> list[Any]:
+    """Return the run times that an executor defers because another run is in their way."""
+    runs = [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
     return [run.work.attempt.run_time for run in runs]
 
 
@@ -55,10 +55,10 @@ def executors_of(scheduler: Any) -> dict[str, Any]:
 
 def wait_until_decided(executor: Any) -> None:
     """Wait until the queue has decided on all submissions, and their claims are answered."""
-    line = executor._runs._functions
+    queue = executor._runs._functions
     for _ in range(2):  # a step reads all messages, and then decides
         is_taken_in = threading.Event()
-        line.call(lambda _inputs, event=is_taken_in: event.set())
+        queue.call(lambda _inputs, event=is_taken_in: event.set())
         assert is_taken_in.wait(60)
     assert executor.locks.claiming.wait(60)
 

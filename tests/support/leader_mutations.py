@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._runs.kept_runs import Outlook
-from apscheduler_tasklock._runs.leadership import Following, Leadership
+from apscheduler_tasklock._runs.deferred_runs import Outlook
+from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.queue import RunQueue
 from tests.simulation.mutations import _method
 from tests.simulation.world import replaced
@@ -20,7 +20,7 @@ def _never_asks(original: Callable[..., Outlook], *arguments: Any) -> Outlook:
 
 
 def _asks_if_it_leads(
-    original: Callable[..., Outlook], following: Following, *arguments: Any
+    original: Callable[..., Outlook], following: FollowerRun, *arguments: Any
 ) -> Outlook:
     outlook = original(following, *arguments)
     return Outlook.REFUSED if following.leadership.follows else outlook
@@ -48,15 +48,15 @@ def _mutated(function: Callable[..., Any], owner: Any, name: str) -> Any:
 LEADER_MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a follower never asks": (
         "the leader is killed",
-        _mutated(_never_asks, Following, "outlook"),
+        _mutated(_never_asks, FollowerRun, "outlook"),
     ),
     "a follower drops what was not run": (
         "the leader is killed",
-        lambda: replaced((Following, "_was_run", lambda *_: True)),
+        lambda: replaced((FollowerRun, "_was_run", lambda *_: True)),
     ),
     "the leader alone may ask": (
         "a job that the leader does not have",
-        _mutated(_asks_if_it_leads, Following, "outlook"),
+        _mutated(_asks_if_it_leads, FollowerRun, "outlook"),
     ),
     "a leader never gives its leadership up": (
         "the leader stops",
@@ -76,13 +76,13 @@ LEADER_MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]
     ),
     "each of the run times that are merged has a head start": (
         "every second, merged, and the leader does not have it",
-        lambda: replaced((Following, "replace", lambda *_: None)),
+        lambda: replaced((FollowerRun, "replace", lambda *_: None)),
     ),
     "a replica leads as soon as it joins": (
         "every second, and a replica joins after the leader's stop",
         lambda: replaced((Leadership, "_is_new", lambda *_: False)),
     ),
-    "run times that were kept are asked for while one of them has a worker": (
+    "run times that were deferred are asked for while one of them has a worker": (
         "every second, and the leader is killed",
         _mutated(_all_together, RunQueue, "_deal"),
     ),

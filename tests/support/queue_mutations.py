@@ -11,7 +11,7 @@ from typing import Any
 from apscheduler_tasklock._runs import queue
 from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
-from apscheduler_tasklock._runs.workers import Workers
+from apscheduler_tasklock._runs.workers import WorkerModel
 from tests.simulation.mutations import _method
 from tests.simulation.world import CLOCK, replaced
 
@@ -94,7 +94,7 @@ def _given_though_stopped(
     runs._stopped = stopped
 
 
-def _kept_for_ever(_original: Callable[..., None], *_: Any) -> None:
+def _deferred_for_ever(_original: Callable[..., None], *_: Any) -> None:
     pass
 
 
@@ -173,15 +173,15 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "lateness is waiting by a stopwatch": (
         "stall",
-        _mutated(_by_a_stopwatch, Workers, "begins_at"),
+        _mutated(_by_a_stopwatch, WorkerModel, "begins_at"),
     ),
     "nobody is late for a worker": (
         "overload",
-        _mutated(_as_it_came, Workers, "begins_at"),
+        _mutated(_as_it_came, WorkerModel, "begins_at"),
     ),
     "a missed run has a worker before its turn": (
         "stall",
-        _mutated(_missed_has_a_worker, Workers, "give"),
+        _mutated(_missed_has_a_worker, WorkerModel, "give"),
     ),
     "a backlog goes behind those that came with it": (
         "overload",
@@ -195,9 +195,9 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
         "the queue stops",
         _mutated(_given_though_stopped, RunQueue, "_take_answers"),
     ),
-    "a kept run is not asked for again": (
+    "a deferred run is not asked for again": (
         "backlogs",
-        _mutated(_kept_for_ever, RunQueue, "_decide_kept"),
+        _mutated(_deferred_for_ever, RunQueue, "_decide_deferred"),
     ),
     "a worker is busy for good after a run that was not taken": (
         "raises",

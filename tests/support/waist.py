@@ -38,12 +38,12 @@ from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.always_granted import Unlocked
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
-    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
-    RerunAttempt,
-    StoredAttempt,
+    GrantLimitError,
+    RerunClaimAttempt,
+    StoredClaimAttempt,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -59,6 +59,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     Claims,
+    ClaimTimes,
     ClosedRun,
     EndLease,
     Extend,
@@ -72,8 +73,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissNote,
     MissNotes,
     Prune,
-    Read,
-    ReadTimes,
+    ReadTasks,
     Refusal,
     Registered,
     Registration,
@@ -88,17 +88,17 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Reruns,
     Resign,
     Retire,
-    RunState,
     ScheduleNote,
     ScheduleNotes,
     ShortenHistory,
     SignOfLife,
     Stop,
     StoredClaims,
+    TaskRow,
 )
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
-from apscheduler_tasklock._lock.test_doubles import standing_in
+from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
@@ -138,16 +138,17 @@ __all__ = [
     "UNNOTED",
     "AnyAttempt",
     "Ask",
-    "BeyondLimitError",
     "Claim",
     "ClaimAnswer",
     "ClaimRequest",
+    "ClaimTimes",
     "Claims",
     "ClosedRun",
     "Decision",
     "EndLease",
     "Extend",
     "GiveUp",
+    "GrantLimitError",
     "JobMove",
     "Lead",
     "LockClient",
@@ -166,8 +167,7 @@ __all__ = [
     "Parameters",
     "Pauser",
     "Prune",
-    "Read",
-    "ReadTimes",
+    "ReadTasks",
     "Refusal",
     "Registered",
     "Registration",
@@ -186,7 +186,6 @@ __all__ = [
     "RowLockedError",
     "Rows",
     "RunOutcome",
-    "RunState",
     "ScheduleNote",
     "ScheduleNotes",
     "Sent",
@@ -195,6 +194,7 @@ __all__ = [
     "Statements",
     "Stop",
     "StoredClaims",
+    "TaskRow",
     "Timings",
     "Unlocked",
     "Unsent",
@@ -231,11 +231,11 @@ __all__ = [
     "sent",
     "set_by",
     "severity_of",
-    "standing_in",
     "statements_of",
     "takeover_of",
     "tasks_of_one",
     "text_of",
+    "use_stand_in",
     "wait_for",
     "wire_to",
     "with_findings",
@@ -321,7 +321,7 @@ class Statements:
     def ask(self, message: Message[Answer]) -> Answer:
         return self.protocol.execute(self.cursor, message)
 
-    def rerun(self, request: RerunRequest, times: ReadTimes = IN_TIME) -> ClaimAnswer | None:
+    def rerun(self, request: RerunRequest, times: ClaimTimes = IN_TIME) -> ClaimAnswer | None:
         """Claim the run that a task's row shows, if the row still shows it."""
         return self.ask(Reruns([request], times)).get(request.claim_id)
 
@@ -376,9 +376,9 @@ class Replica(Statements):
             claim_id=claim_id,
             **request,
         )
-        return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
+        return claim_id, self.send(asked, ClaimTimes(lag, latest, stable))
 
-    def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
+    def send(self, request: ClaimRequest, times: ClaimTimes) -> ClaimAnswer:
         return self.ask(Claim(request, times))
 
     def granted(self, task: str = "task", **request: Any) -> bool:
@@ -400,7 +400,7 @@ class Replica(Statements):
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = takeover_of(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.rerun(request, ReadTimes(stable=stable))
+        return claim_id, self.rerun(request, ClaimTimes(stable=stable))
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -417,7 +417,7 @@ class Replica(Statements):
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = manual_run_of(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        return asked.claim_id, self.rerun(asked, ReadTimes(stable=stable))
+        return asked.claim_id, self.rerun(asked, ClaimTimes(stable=stable))
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -471,8 +471,8 @@ class Replica(Statements):
     ) -> bool:
         return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
 
-    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
-        states, _ = self.ask(Read(tasks, always))
+    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, TaskRow]:
+        states, _ = self.ask(ReadTasks(tasks, always))
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
@@ -517,8 +517,8 @@ def believing(protocol: Any) -> ClaimContext:
 def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyAttempt:
     """Return a claim that is sent until its answer can be used."""
     if isinstance(request, RerunRequest):
-        return RerunAttempt(request, context)
-    return (StoredAttempt if request.move else ClaimAttempt)(request, context)
+        return RerunClaimAttempt(request, context)
+    return (StoredClaimAttempt if request.move else ClaimAttempt)(request, context)
 
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:
@@ -531,7 +531,7 @@ def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any
 
 def is_takeover(wanted: object) -> bool:
     """Return whether a claim is to take over a dead run."""
-    return isinstance(wanted, RerunAttempt) and wanted.request.kind == "takeover"
+    return isinstance(wanted, RerunClaimAttempt) and wanted.request.kind == "takeover"
 
 
 def hear_of_probes(heard: Callable[[], object]) -> Callable[[], None]:

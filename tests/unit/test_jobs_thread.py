@@ -10,8 +10,8 @@ from math import inf
 
 import pytest
 
-from apscheduler_tasklock._runs.jobs_thread import NAME, JobsThread, Line
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, StepInputs
+from apscheduler_tasklock._runs.jobs_thread import NAME, DrivenQueue, JobsThread
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from tests.support.polling import eventually
 
@@ -66,15 +66,15 @@ def carrier() -> Carrier:
 
 
 @pytest.fixture
-def line(carrier: Carrier) -> Iterator[Line]:
-    line = JobsThread().add(RunQueue(lambda pause: pause), lambda: 10, carrier)
-    yield line
-    line.thread.stop(60)
+def queue(carrier: Carrier) -> Iterator[DrivenQueue]:
+    queue = JobsThread().add(RunQueue(lambda pause: pause), lambda: 10, carrier)
+    yield queue
+    queue.thread.stop(60)
     for run in carrier.runs:
         if run.state is State.ASKED:
-            line.answered(run, ClaimOutcome.REFUSED)
+            queue.answered(run, ClaimOutcome.REFUSED)
         elif run.state is State.GIVEN:
-            line.freed(run, 0.0)
+            queue.freed(run, 0.0)
     eventually(lambda: not is_there())
 
 
@@ -82,61 +82,63 @@ def is_there() -> bool:
     return any(thread.name == NAME for thread in threading.enumerate())
 
 
-def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Carrier) -> None:
+def test_what_comes_is_asked_for_and_given_in_its_thread(
+    queue: DrivenQueue, carrier: Carrier
+) -> None:
     run, other = run_of("a"), run_of("b")
-    line.came(run)
+    queue.came(run)
     eventually(lambda: carrier.asked == ["a"])
-    line.came(other)
-    line.answered(run, ClaimOutcome.GRANTED)
+    queue.came(other)
+    queue.answered(run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
 
 
 def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(
-    line: Line, carrier: Carrier
+    queue: DrivenQueue, carrier: Carrier
 ) -> None:
     workers = 0
-    full = line.thread.add(RunQueue(lambda pause: pause), lambda: workers, carrier)
+    full = queue.thread.add(RunQueue(lambda pause: pause), lambda: workers, carrier)
     full.came(replace(run_of("waits"), came=time.monotonic()))
     eventually(lambda: not full.runs.is_idle)
     workers = 1
 
     def is_asked_for() -> bool:
-        line.call(lambda _inputs: None)  # so that the thread never waits for long
+        queue.call(lambda _inputs: None)  # so that the thread never waits for long
         return carrier.asked == ["waits"]
 
     eventually(is_asked_for)
     full.answered(carrier.runs[0], ClaimOutcome.REFUSED)
 
 
-def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:
+def test_a_stop_returns_when_what_waited_is_withdrawn(queue: DrivenQueue, carrier: Carrier) -> None:
     run, other = run_of("a"), run_of("b")
-    line.came(run)
+    queue.came(run)
     eventually(lambda: carrier.asked == ["a"])
-    line.came(other)  # which waits for the answer
-    line.thread.stop(60)
+    queue.came(other)  # which waits for the answer
+    queue.thread.stop(60)
     assert carrier.withdrawn == ["b"]
-    line.answered(run, ClaimOutcome.REFUSED)
+    queue.answered(run, ClaimOutcome.REFUSED)
     eventually(lambda: carrier.refused == ["a"])
     eventually(lambda: not is_there())
 
 
-def test_nothing_is_begun_when_the_interpreter_ends(line: Line, carrier: Carrier) -> None:
+def test_nothing_is_begun_when_the_interpreter_ends(queue: DrivenQueue, carrier: Carrier) -> None:
     carrier.is_ending = True
-    line.came(run_of("a"))
+    queue.came(run_of("a"))
     eventually(lambda: carrier.withdrawn == ["a"])
     assert carrier.asked == []
 
 
-def fail(_inputs: StepInputs) -> None:
+def fail(_inputs: QueueInputs) -> None:
     raise ValueError("of a message")
 
 
 def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
-    line: Line, carrier: Carrier, caplog: pytest.LogCaptureFixture
+    queue: DrivenQueue, carrier: Carrier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line.call(fail)
-    line.came(run_of("a"))
+    queue.call(fail)
+    queue.came(run_of("a"))
     eventually(lambda: carrier.asked == ["a"])
     assert "The task lock's jobs thread failed, and goes on" in caplog.text
 
@@ -144,27 +146,27 @@ def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
 # That the thread dies is what is tried here.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_one_that_has_died_is_started_again_by_the_next_message(
-    line: Line, carrier: Carrier
+    queue: DrivenQueue, carrier: Carrier
 ) -> None:
     carrier.fails = SystemExit()
-    line.came(run_of("a"))
+    queue.came(run_of("a"))
     eventually(lambda: carrier.fails is None and not is_there())
-    assert line.thread.is_live
-    line.thread.stop(60)
+    assert queue.thread.is_live
+    queue.thread.stop(60)
     assert carrier.withdrawn == []
-    line.came(run_of("b"))
+    queue.came(run_of("b"))
     eventually(lambda: carrier.withdrawn == ["b"])
 
 
 def test_it_is_not_live_while_a_step_is_stuck(
-    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    queue: DrivenQueue, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr("apscheduler_tasklock._runs.jobs_thread.STUCK", 0.05)
-    line.call(lambda _inputs: go_on.wait(60))
-    eventually(lambda: not line.thread.is_live)
+    queue.call(lambda _inputs: go_on.wait(60))
+    eventually(lambda: not queue.thread.is_live)
     go_on.set()
-    eventually(lambda: line.thread.is_live)
+    eventually(lambda: queue.thread.is_live)
 
 
 def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -176,29 +178,31 @@ def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 
 
 def test_where_none_can_be_started_a_stop_is_carried_out_by_whoever_stops(
-    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    queue: DrivenQueue, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undo = where_no_thread_starts(monkeypatch)
-    line.came(run_of("a"))
-    assert not line.thread.is_live
-    line.thread.stop(60)
+    queue.came(run_of("a"))
+    assert not queue.thread.is_live
+    queue.thread.stop(60)
     undo()
     assert (carrier.asked, carrier.withdrawn) == ([], ["a"])
 
 
-def test_one_thread_drives_several_queues_and_stops_them_all(line: Line, carrier: Carrier) -> None:
+def test_one_thread_drives_several_queues_and_stops_them_all(
+    queue: DrivenQueue, carrier: Carrier
+) -> None:
     """Such as the coroutines of an event loop, and the functions of its threads."""
     other = Carrier()
-    second = line.thread.add(RunQueue(lambda pause: pause), lambda: 10, other)
+    second = queue.thread.add(RunQueue(lambda pause: pause), lambda: 10, other)
     ours, theirs = run_of("a"), run_of("b")
-    line.came(ours)
+    queue.came(ours)
     second.came(theirs)
     eventually(lambda: carrier.asked == ["a"] and other.asked == ["b"])
     assert carrier.threads == other.threads == {NAME}
-    line.came(run_of("c"))
+    queue.came(run_of("c"))
     second.came(run_of("d"))
-    line.thread.stop(60)
+    queue.thread.stop(60)
     assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
     second.answered(theirs, ClaimOutcome.REFUSED)
-    line.answered(ours, ClaimOutcome.REFUSED)
+    queue.answered(ours, ClaimOutcome.REFUSED)
     eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))

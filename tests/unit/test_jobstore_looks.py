@@ -12,7 +12,7 @@ from apscheduler_tasklock.jobstore.due import (
     LOOKING,
     MARGIN,
     OTHERS_LOOK_AFTER,
-    look_after,
+    look_delay,
 )
 
 FLEETS = [1, 2, 3, 4, 10, 60, 500]
@@ -21,7 +21,7 @@ FLEETS = [1, 2, 3, 4, 10, 60, 500]
 def looks(replicas: int, times: int) -> list[list[float]]:
     """Return after how many seconds each replica looks, for so many due times."""
     rng = random.Random(replicas)  # noqa: S311  # no secret
-    return [[look_after(replicas, rng.random) for _ in range(replicas)] for _ in range(times)]
+    return [[look_delay(replicas, rng.random) for _ in range(replicas)] for _ in range(times)]
 
 
 @pytest.mark.parametrize("replicas", FLEETS)

@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from apscheduler_tasklock._runs.kept_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.leadership import Following
+from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
+from apscheduler_tasklock._runs.leadership import FollowerRun
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind
-from tests.support.waist import ClaimRequest, RunState
+from tests.support.waist import ClaimRequest, TaskRow
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
@@ -31,9 +31,9 @@ class Led:
         return self._is_early
 
 
-def ran_at(run_time: datetime, **changes: Any) -> RunState:
+def ran_at(run_time: datetime, **changes: Any) -> TaskRow:
     """Return the row of a task that runs each minute, and that has run at this time."""
-    state = RunState(
+    state = TaskRow(
         task_name="job",
         claim_id=uuid4(),
         token=1,
@@ -55,12 +55,12 @@ def ran_at(run_time: datetime, **changes: Any) -> RunState:
     return replace(state, **changes)
 
 
-def outlook_at_noon(row: RunState | None, *, is_early: bool = False, **request: Any) -> Outlook:
+def outlook_at_noon(row: TaskRow | None, *, is_early: bool = False, **request: Any) -> Outlook:
     """Return the outlook of the follower's run of noon."""
     asked = {"run_time": NOON, "exact": True, "schedule": "each minute", "runs": "jobs:job"}
     claim = ClaimRequest("job", 54, 300, **{**asked, **request})
     run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
-    following = Following(Led(is_early=is_early), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
+    following = FollowerRun(Led(is_early=is_early), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=row)
     return following.outlook(last)
 
@@ -89,7 +89,7 @@ def outlook_at_noon(row: RunState | None, *, is_early: bool = False, **request: 
     ],
 )
 def test_a_run_time_that_was_run_is_refused_and_any_other_is_asked_for(
-    row: RunState | None, outlook: Outlook
+    row: TaskRow | None, outlook: Outlook
 ) -> None:
     assert outlook_at_noon(row) is outlook
 
@@ -123,7 +123,7 @@ def test_a_shorter_minimum_lock_of_ones_own_decides() -> None:
     shorter = replace(row, window_schedule="each minute")
     run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
     claim = ClaimRequest("job", 27, 300, run_time=NOON, exact=True, schedule="each minute")
-    following = Following(Led(), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
+    following = FollowerRun(Led(), run, lambda: claim)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=shorter)
     assert following.outlook(last) is Outlook.ASKED_AGAIN
 
@@ -133,7 +133,7 @@ def test_a_trigger_that_raises_is_left_to_the_claim_which_reports_it() -> None:
         raise ValueError("on purpose")
 
     run = QueuedRun(RunKind.SCHEDULE, "job", ("job", "default"), due_at=DUE, came=DUE)
-    following = Following(Led(), run, fail)  # type: ignore[arg-type]  # a stand-in
+    following = FollowerRun(Led(), run, fail)  # type: ignore[arg-type]  # a stand-in
     last = LastRun(1, finished=True, dead=False, deaths=0, as_of=LOOK, row=ran_at(NOON))
     assert following.outlook(last) is Outlook.ASKED_AGAIN
 

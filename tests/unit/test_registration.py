@@ -17,12 +17,12 @@ from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from tests.support.waist import (
     Memory,
-    Read,
+    ReadTasks,
     Registered,
     Registration,
     Registrations,
     Replica,
-    RunState,
+    TaskRow,
 )
 
 HOUR = 3600.0
@@ -58,8 +58,8 @@ class Version(Replica):
         states = self._states(self._registrar.expecting())
         look_at(self._registrar, states, self.cursor)
 
-    def _states(self, waiting: Collection[str]) -> list[RunState]:
-        states: list[RunState] = self.ask(Read(["task"], list(waiting)))[0]
+    def _states(self, waiting: Collection[str]) -> list[TaskRow]:
+        states: list[TaskRow] = self.ask(ReadTasks(["task"], list(waiting)))[0]
         return states
 
     def change(self, schedule: str, next_in: float | None) -> None:
@@ -80,7 +80,7 @@ class Version(Replica):
         )
 
 
-def look_at(registrar: Registrar, states: Sequence[RunState], cursor: Any) -> None:
+def look_at(registrar: Registrar, states: Sequence[TaskRow], cursor: Any) -> None:
     """Register what is to be registered at a look that finds these rows."""
     registering = registrar.register(states, has_listed=True)
     ask_here(registering, lambda statement: statement(cursor))

@@ -1,4 +1,4 @@
-"""The queue of runs decides which are asked for, given to a worker, missed, kept and withdrawn."""
+"""The queue decides which runs are asked for, given to a worker, missed, deferred, withdrawn."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock._runs.kept_runs import Outlook
+from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import (
     MOST_ASKED,
     PATIENCE,
     AllBusy,
+    QueueInputs,
     RunQueue,
-    StepInputs,
     ToDo,
 )
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 
-GRANTED, REFUSED, KEPT = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.KEPT
+GRANTED, REFUSED, DEFERRED = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.DEFERRED
 ASKED_AGAIN = Outlook.ASKED_AGAIN
 
 
@@ -59,7 +59,7 @@ class Steps:
             self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
     def step(self, **inputs: Any) -> ToDo:
-        return self.queue.step(self.now, StepInputs(workers=self.workers, **inputs))
+        return self.queue.step(self.now, QueueInputs(workers=self.workers, **inputs))
 
     def answer(self, step: ToDo, outcome: Callable[[QueuedRun], ClaimOutcome]) -> ToDo:
         answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
@@ -484,10 +484,10 @@ class TestLateness:
         steps.now = 110.0
         assert asked(steps.free(later, took=5.0)) == [(["a"], 1)]
 
-    def test_who_is_kept_is_not_late_for_that(self) -> None:
+    def test_who_is_deferred_is_not_late_for_that(self) -> None:
         steps = Steps()
         first, second = backlog_of(2, came=100.0, grace=1.0)
-        steps.answer(steps.step(came=[first]), lambda _run: KEPT)
+        steps.answer(steps.step(came=[first]), lambda _run: DEFERRED)
         steps.now = 150.0
         step = steps.step(found=[(first, ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == [first]
@@ -496,36 +496,36 @@ class TestLateness:
 
 
 class TestKept:
-    def test_a_kept_run_is_asked_for_again_once_the_other_has_ended(self) -> None:
+    def test_a_deferred_run_is_asked_for_again_once_the_other_has_ended(self) -> None:
         steps, run = Steps(), run_of()
-        step = steps.answer(steps.step(came=[run]), lambda _run: KEPT)
-        assert (step.asks, step.refused, run.state) == ([], [], State.KEPT)
+        step = steps.answer(steps.step(came=[run]), lambda _run: DEFERRED)
+        assert (step.asks, step.refused, run.state) == ([], [], State.DEFERRED)
         assert steps.step().asks == []
         assert steps.queue.is_idle
         assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks[0].runs == [run]
 
     def test_its_backlog_waits_with_it(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
-        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: DEFERRED)
         step = steps.step(found=[(backlog[0], ASKED_AGAIN, 0.0)])
         assert step.asks[0].runs == backlog[:1]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == backlog[1:]
 
     def test_if_it_is_refused_for_good_its_backlog_goes_on(self) -> None:
         steps, backlog = Steps(), backlog_of(2)
-        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: DEFERRED)
         step = steps.step(found=[(backlog[0], Outlook.REFUSED, 0.0)])
         assert step.refused == [(backlog[0], REFUSED)]
         assert step.asks[0].runs == backlog[1:]
 
     def test_it_takes_no_worker(self) -> None:
         steps = Steps(workers=1)
-        steps.answer(steps.step(came=[run_of("a")]), lambda _run: KEPT)
+        steps.answer(steps.step(came=[run_of("a")]), lambda _run: DEFERRED)
         assert asked(steps.step(came=[run_of("b")])) == [(["b"], 1)]
 
     def test_it_is_dropped_with_what_follows(self) -> None:
         steps, backlog = Steps(), backlog_of(3)
-        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: DEFERRED)
         step = steps.step(found=[(backlog[0], Outlook.DROPPED, 0.0)])
         assert step.refused == [(run, REFUSED) for run in backlog]
         assert step.asks == steps.step(stopped=True).withdrawn == []
@@ -533,53 +533,53 @@ class TestKept:
     def test_a_later_run_time_waits_for_a_look_at_what_is_in_the_way_of_an_earlier_one(
         self,
     ) -> None:
-        steps, kept = Steps(), run_of(came=100.0)
-        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        steps, deferred = Steps(), run_of(came=100.0)
+        steps.answer(steps.step(came=[deferred]), lambda _run: DEFERRED)
         later = run_of(came=110.0)
         step = steps.step(came=[later])
         assert (step.asks, step.is_look_due) == ([], True)
         # A look that began before it came tells nothing of what it would be asked for.
-        step = steps.step(found=[(kept, Outlook.WAITS, 109.0)])
+        step = steps.step(found=[(deferred, Outlook.WAITS, 109.0)])
         assert (step.asks, step.is_look_due) == ([], False)
-        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(deferred, Outlook.WAITS, 111.0)])
         assert step.asks[0].runs == [later]
 
     def test_a_look_from_before_a_worker_was_free_does_not_let_a_later_run_time_go(self) -> None:
-        steps, kept = Steps(workers=1), run_of(came=100.0)
-        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        steps, deferred = Steps(workers=1), run_of(came=100.0)
+        steps.answer(steps.step(came=[deferred]), lambda _run: DEFERRED)
         [busy] = steps.begin([run_of("b", came=101.0)]).given
         later = run_of(came=110.0)
         steps.step(came=[later])
         steps.now = 111.0
-        step = steps.step(found=[(kept, Outlook.WAITS, 111.0)])
+        step = steps.step(found=[(deferred, Outlook.WAITS, 111.0)])
         assert (step.asks, step.is_look_due) == ([], False)
         # The run in the way may have ended since that look.
         steps.now = 120.0
         step = steps.free(busy)
         assert (step.asks, step.is_look_due) == ([], True)
-        assert steps.step(found=[(kept, ASKED_AGAIN, 120.0)]).asks[0].runs == [kept]
+        assert steps.step(found=[(deferred, ASKED_AGAIN, 120.0)]).asks[0].runs == [deferred]
 
     def test_a_look_with_a_worker_free_lets_a_later_run_time_go(self) -> None:
-        steps, kept = Steps(workers=1), run_of(came=100.0)
-        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        steps, deferred = Steps(workers=1), run_of(came=100.0)
+        steps.answer(steps.step(came=[deferred]), lambda _run: DEFERRED)
         [busy] = steps.begin([run_of("b", came=101.0)]).given
         later = run_of(came=110.0)
         steps.step(came=[later])
         steps.now = 120.0
         steps.free(busy)
-        assert steps.step(found=[(kept, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
+        assert steps.step(found=[(deferred, Outlook.WAITS, 120.0)]).asks[0].runs == [later]
 
     def test_a_later_run_time_goes_after_an_earlier_one_that_is_asked_for_again(self) -> None:
-        steps, kept, later = Steps(), run_of(came=100.0), run_of(came=110.0)
-        steps.answer(steps.step(came=[kept]), lambda _run: KEPT)
+        steps, deferred, later = Steps(), run_of(came=100.0), run_of(came=110.0)
+        steps.answer(steps.step(came=[deferred]), lambda _run: DEFERRED)
         steps.step(came=[later])
-        step = steps.step(found=[(kept, ASKED_AGAIN, 111.0)])
-        assert step.asks[0].runs == [kept]
+        step = steps.step(found=[(deferred, ASKED_AGAIN, 111.0)])
+        assert step.asks[0].runs == [deferred]
         assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == [later]
 
     def test_what_was_withdrawn_meanwhile_is_not_asked_for(self) -> None:
         steps, run = Steps(), run_of()
-        steps.answer(steps.step(came=[run]), lambda _run: KEPT)
+        steps.answer(steps.step(came=[run]), lambda _run: DEFERRED)
         assert steps.step(stopped=True).withdrawn == [run]
         assert steps.step(found=[(run, ASKED_AGAIN, 0.0)]).asks == []
 
@@ -597,7 +597,7 @@ class TestStop:
 
     @pytest.mark.parametrize(
         "outcome",
-        [GRANTED, KEPT, ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED, ClaimOutcome.BEYOND],
+        [GRANTED, DEFERRED, ClaimOutcome.LOCKED, ClaimOutcome.UNANSWERED, ClaimOutcome.BEYOND],
     )
     def test_what_is_answered_then_is_withdrawn(self, outcome: ClaimOutcome) -> None:
         steps, run = Steps(), run_of()
@@ -677,17 +677,17 @@ class Day:
     def live(self) -> None:
         queue = RunQueue(lambda pause: pause)
         # What happens when: the number breaks ties, in the order in which it was planned.
-        planned: list[tuple[float, int, StepInputs]] = []
+        planned: list[tuple[float, int, QueueInputs]] = []
         count = 0
 
-        def plan(at: float, inputs: StepInputs) -> None:
+        def plan(at: float, inputs: QueueInputs) -> None:
             nonlocal count
             count += 1
             heapq.heappush(planned, (at, count, inputs))
 
         for number, job in enumerate(self.jobs):
             run = run_of(f"job {number}", job.came, grace=job.grace, work=number)
-            plan(job.came, StepInputs(came=[run]))
+            plan(job.came, QueueInputs(came=[run]))
         while planned:
             now, _count, inputs = heapq.heappop(planned)
             step = queue.step(now, replace(inputs, workers=self.workers))
@@ -698,14 +698,14 @@ class Day:
                 answers = [
                     (run, GRANTED if run in some else ClaimOutcome.BEYOND) for run in ask.runs
                 ]
-                plan(now + self.delay, StepInputs(answered=answers))
+                plan(now + self.delay, QueueInputs(answered=answers))
             for run in step.given:
                 took = 0.0 if run.is_missed else self.jobs[run.work].takes
                 (self.missed.add if run.is_missed else self.ran.append)(run.work)
-                plan(now, StepInputs(begun=[run]))
-                plan(now + took, StepInputs(freed=[(run, took)]))
+                plan(now, QueueInputs(begun=[run]))
+                plan(now + took, QueueInputs(freed=[(run, took)]))
             if step.wakes_at < inf:
-                plan(step.wakes_at, StepInputs())
+                plan(step.wakes_at, QueueInputs())
         assert queue.is_idle
         assert sorted([*self.missed, *self.ran]) == list(range(len(self.jobs)))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import apscheduler_tasklock
-from apscheduler_tasklock._runs.job_notices import MOST_LINES, JobNotices
+from apscheduler_tasklock._runs.skipped_jobs import MOST_LINES, SkippedJobsLog
 from apscheduler_tasklock._values import LONGEST_MESSAGE, LONGEST_VALUE, cut, logger_of, shown
 
 LONG = "x" * 1_000_000
@@ -96,7 +96,7 @@ def test_all_loggers_of_the_package_cut() -> None:
 def test_many_jobs_are_told_of_by_few_lines_and_their_number(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notices = JobNotices()
+    notices = SkippedJobsLog()
     for _ in range(2):
         for number in range(MOST_LINES + 311):
             notices.log(f"job {number}", logger, logging.ERROR, "Job %d is bad", number)
@@ -108,7 +108,7 @@ def test_many_jobs_are_told_of_by_few_lines_and_their_number(
 def test_a_job_that_is_bad_again_is_told_of_again(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notices = JobNotices()
+    notices = SkippedJobsLog()
     for _ in range(2):
         notices.log("job", logger, logging.ERROR, "Job %r is bad", "job")
         notices.log("job", logger, logging.ERROR, "Job %r is bad", "job")

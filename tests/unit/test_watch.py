@@ -26,8 +26,8 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import MOST_HANDOVERS, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook
 from apscheduler_tasklock._runs.executor_jobs import what_runs
-from apscheduler_tasklock._runs.kept_runs import InTheWay, KeptRuns, Outlook
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind
@@ -44,10 +44,10 @@ from tests.support.waist import (
     EndLease,
     GiveUp,
     Message,
-    Read,
+    ReadTasks,
     Registration,
     ReleaseRequest,
-    RunState,
+    TaskRow,
     statements_of,
 )
 
@@ -96,7 +96,7 @@ class FakeJobs:
     def list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
         return [(name, (name, "default"), self.lease) for name in self.names]
 
-    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
         if key[0] not in self.names or dead.runs != self.runs:
             return None
         return submission(key[0], dead.window_start, options=self.options, dead_run=dead)
@@ -105,7 +105,7 @@ class FakeJobs:
         """Nothing is asked for by hand."""
 
     def standby_for(
-        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
     ) -> Submission | None:
         """Nothing is run in another replica's place."""
 
@@ -172,8 +172,8 @@ class Rows:
             f"UPDATE task_lock SET {changes} WHERE task_name = %s", [*columns.values(), task]
         )
 
-    def state(self, task: str) -> RunState:
-        states, _ = self._statements.ask(Read([task], [task]))
+    def state(self, task: str) -> TaskRow:
+        states, _ = self._statements.ask(ReadTasks([task], [task]))
         return states[0]
 
 
@@ -189,9 +189,9 @@ class Found:
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
         self.known = KnownTasks()
-        self.kept = KeptRuns()
+        self.deferred = DeferredRuns()
         registrar = Registrar(locks, self.known, self.jobs.registration, lambda _key: False)
-        watched = (locks, self.known, self.jobs, self.kept, registrar, self._state, interval)
+        watched = (locks, self.known, self.jobs, self.deferred, registrar, self._state, interval)
         self.watch = Watch(*watched, self._give_up, **options)
         self._markers = 0
 
@@ -199,20 +199,20 @@ class Found:
         self.asked += 1
         return self.state
 
-    def _give_up(self, dead: RunState, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _give_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
         assert closed.token == dead.token
         self.given_up.append((dead.task_name, key, reason))
 
     def keep(self, run: ClaimAnswer, job: str = "task") -> list[Outlook]:
         """Keep a run because of this one, which began before it; return what becomes of it."""
         decided: list[Outlook] = []
-        kept = QueuedRun(RunKind.SCHEDULE, "task", (job, "default"), 0.0, 0.0)
+        deferred = QueuedRun(RunKind.SCHEDULE, "task", (job, "default"), 0.0, 0.0)
 
         def decide(outlook: Outlook, _as_of: float) -> None:
             if outlook is not Outlook.WAITS:
                 decided.append(outlook)
 
-        self.kept.add(kept, InTheWay(run.token, came_first=True), decide)
+        self.deferred.add(deferred, InTheWay(run.token, came_first=True), decide)
         return decided
 
     def start(self, *names: str) -> None:
@@ -283,7 +283,7 @@ def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None
 def test_a_conflict_of_a_registration_keeps_nothing_else_from_a_look(
     found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def conflict(_self: Registrar, _states: Sequence[RunState], *, has_listed: bool) -> Any:
+    def conflict(_self: Registrar, _states: Sequence[TaskRow], *, has_listed: bool) -> Any:
         raise ConflictError("could not serialize access")
 
     monkeypatch.setattr(Registrar, "register", conflict)
@@ -372,7 +372,7 @@ def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
         found = Found(locks, rows, timings=timings)
         find = found.jobs.submission_for
 
-        def hang(key: JobKey, dead: RunState) -> Submission | None:
+        def hang(key: JobKey, dead: TaskRow) -> Submission | None:
             if key[0] == "hangs":
                 hung.set()
                 assert go_on.wait(60)
@@ -595,7 +595,7 @@ def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
     assert not found.given_up
 
 
-# Run times that are kept because of a run
+# Run times that are deferred because of a run
 
 
 def test_a_run_time_is_refused_when_the_run_in_its_way_ended(found: Found, rows: Rows) -> None:
@@ -628,7 +628,7 @@ def test_a_run_time_is_asked_for_again_once_when_the_run_in_its_way_died(
     assert decided == [Outlook.ASKED_AGAIN]
 
 
-def test_a_run_time_of_a_job_whose_code_hangs_is_kept_until_that_comes_back(
+def test_a_run_time_of_a_job_whose_code_hangs_is_deferred_until_that_comes_back(
     found: Found, rows: Rows
 ) -> None:
     found.start("task")
@@ -656,7 +656,7 @@ def test_a_job_whose_code_raises_costs_no_other_job_of_the_task_its_run_time(
     found.start("task")
     run = rows.running("task", failover=False)
     bad = QueuedRun(RunKind.SCHEDULE, "task", ("bad", "default"), 0.0, 0.0)
-    found.kept.add(bad, InTheWay(run.token, came_first=True), decide)
+    found.deferred.add(bad, InTheWay(run.token, came_first=True), decide)
     decided = found.keep(run, job="good")
     rows.die("task")
     eventually(lambda: decided)
@@ -728,7 +728,7 @@ def test_a_run_time_is_asked_for_again_if_the_row_is_gone(
     assert eventually(lambda: decided) == [Outlook.ASKED_AGAIN]
 
 
-def test_the_end_of_a_run_here_wakes_the_look_only_for_what_is_kept(
+def test_the_end_of_a_run_here_wakes_the_look_only_for_what_is_deferred(
     database_url: str, rows: Rows
 ) -> None:
     with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
@@ -839,7 +839,7 @@ def test_what_goes_wrong_with_one_task_concerns_no_other(
 ) -> None:
     find = found.jobs.submission_for
 
-    def fail(key: JobKey, dead: RunState) -> Submission | None:
+    def fail(key: JobKey, dead: TaskRow) -> Submission | None:
         if dead.task_name == "bad":
             raise LookupError("its function is gone")
         return find(key, dead)

@@ -30,8 +30,8 @@ from apscheduler_tasklock._lock.statements.conditions import (
     ROW_COLUMNS,
     SAFELY,
     SHORTEST_WAIT,
-    all_pauses,
     listed_pauses,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, end_lease, give_up
 from apscheduler_tasklock._lock.statements.history import ACTIONS, IS_FIRST, History, again
@@ -69,7 +69,7 @@ from apscheduler_tasklock._lock.statements.runs import (
     correct_history,
     extend,
     hand_over,
-    read,
+    read_tasks,
     release,
     release_many,
     renew,
@@ -120,7 +120,6 @@ __all__ = [
     "Statement",
     "add_one_offs",
     "again",
-    "all_pauses",
     "claim",
     "claim_and_move",
     "claim_many",
@@ -137,9 +136,10 @@ __all__ = [
     "move_on",
     "note_misses",
     "note_reschedulings",
+    "pauses_of_all",
     "probe",
     "prune",
-    "read",
+    "read_tasks",
     "register",
     "release",
     "release_many",

@@ -26,12 +26,12 @@ from apscheduler_tasklock._lock.statements.conditions import (
     SAFELY,
     STANDS,
     WINDOW_SCHEDULE,
-    all_pauses,
     asked_columns,
     asked_parameters,
     due_after,
     json_rows,
     paused_with_all,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, NOTES_DEATH
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -203,7 +203,7 @@ def claim(table: str, history: History | None = None) -> str:
     arrive for the second time after the release.
     """
     return f"""
-        WITH {all_pauses(table)}, asked AS ({_ASKED_ONE}), claimed AS (
+        WITH {pauses_of_all(table)}, asked AS ({_ASKED_ONE}), claimed AS (
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
             RETURNING {RETURNED}
@@ -232,7 +232,7 @@ def claim_many(table: str, history: History | None = None, *, limited: bool = Fa
                         SELECT count(*) FROM {table} AS lock JOIN asked USING (task_name)
                         WHERE {_MANY.own} AND {STANDS}))"""
     return f"""
-        WITH {all_pauses(table)}, asked AS (
+        WITH {pauses_of_all(table)}, asked AS (
             {_ASKED_MANY}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
@@ -265,7 +265,7 @@ def first_claim_many(table: str, *, limited: bool = False) -> str:
         first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s) AS asked"
     missing = {**DECIDED_FREE, "paused": _MANY.paused_with_all, **NO_ROW}
     return f"""
-        WITH {all_pauses(table)}, asked AS (
+        WITH {pauses_of_all(table)}, asked AS (
             {_ASKED_MANY}
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})

@@ -85,18 +85,18 @@ _IS_AT = "(@.since <= $at && (@.until == null || $at < @.until))"
 def _some_pause_of_all(condition: str, name: str, at: str = "now()") -> str:
     """Return whether there is a pause of all tasks for a name. False also for unreadable pauses."""
     return f"""COALESCE((SELECT jsonb_path_exists(
-        all_pauses.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
+        pauses_of_all.pauses, '$[*] ? ({_IS_FOR_NAME} && {condition})'::jsonpath,
         pg_catalog.jsonb_build_object('name', {name}, 'at', extract(epoch FROM {at}),
                                       'now', extract(epoch FROM now())), true)
-        FROM all_pauses), false)"""
+        FROM pauses_of_all), false)"""
 
 
-def all_pauses(table: str) -> str:
+def pauses_of_all(table: str) -> str:
     """Return the query of the pauses of all tasks, for a WITH clause: one row or none.
 
     The row keeps a pause for a day after its end, so that no run makes up for the run times in it.
     """
-    return f"""all_pauses AS (
+    return f"""pauses_of_all AS (
         SELECT side.pauses FROM {table} AS side WHERE side.task_name = {ALL_TASKS})"""
 
 
@@ -116,7 +116,7 @@ def paused_with_all(task_name: str, fired: str | None = None) -> str:
     """Return whether a pause of all tasks keeps the run time of a task from being run.
 
     A pause that has not ended keeps all run times of its tasks from being run. A pause that has
-    ended does so for the run times in it. The statement has the query :func:`all_pauses`.
+    ended does so for the run times in it. The statement has the query :func:`pauses_of_all`.
     """
     if fired is None:
         return _some_pause_of_all(_GOES_ON, task_name)
@@ -124,7 +124,7 @@ def paused_with_all(task_name: str, fired: str | None = None) -> str:
 
 
 # Whether a task is paused, by itself or with all tasks. A task that only holds use is not paused
-# with all tasks. Each statement with one of these conditions has the query :func:`all_pauses`.
+# with all tasks. Each statement with one of these conditions has the query :func:`pauses_of_all`.
 IS_PAUSED_IN_ANY_WAY = f"""({IS_PAUSED}
     OR (lock.runs <> '' AND {paused_with_all("lock.task_name")}))"""
 DUE_IN_ANY_PAUSE = f"""({DUE_IN_PAUSE} OR (lock.runs <> '' AND lock.due_at IS NOT NULL AND {

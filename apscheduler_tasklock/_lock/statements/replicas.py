@@ -11,8 +11,8 @@ from apscheduler_tasklock._lock.statements.conditions import (
     ROW_COLUMNS,
     SAFELY,
     WINDOW_SCHEDULE,
-    all_pauses,
     json_rows,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST
@@ -72,7 +72,7 @@ def register(table: str) -> str:
     has_other_details = """(lock.details IS DISTINCT FROM asked.details
                             AND asked.details IS NOT NULL)"""
     return f"""
-        WITH {all_pauses(table)}, asked AS (
+        WITH {pauses_of_all(table)}, asked AS (
             SELECT * FROM {json_rows(Registration)}
         ), changed AS (
             SELECT lock.task_name, lock.schedule AS was_schedule,

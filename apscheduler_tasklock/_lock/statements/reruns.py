@@ -16,8 +16,8 @@ from apscheduler_tasklock._lock.statements.conditions import (
     NEXT_TOKEN,
     SAFELY,
     STANDS,
-    all_pauses,
     json_rows,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING, NOTES_DEATH
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -102,7 +102,7 @@ def rerun(table: str, history: History | None = None, *, kind: str) -> str:
     }
     changes = "".join(f", {name} = {value}" for name, value in _CHANGES_OF_KIND[kind].items())
     return f"""
-        WITH {all_pauses(table)}, asked AS (
+        WITH {pauses_of_all(table)}, asked AS (
             SELECT * FROM {json_rows(RerunRequest)}
         ), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)

@@ -18,11 +18,11 @@ from apscheduler_tasklock._lock.statements.conditions import (
     SHORTEST_WAIT,
     STANDS,
     WINDOW_SCHEDULE,
-    all_pauses,
     asked_columns,
     asked_parameters,
     due_after,
     json_rows,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import (
     IS_DEAD,
@@ -338,7 +338,7 @@ def renew(table: str) -> str:
     """
 
 
-def read(table: str) -> str:
+def read_tasks(table: str) -> str:
     """Return the statement that reads the rows of tasks that need an action of a replica.
 
     Such a task has a dead run, a due time that has passed, or an open request for a manual run. The
@@ -351,7 +351,7 @@ def read(table: str) -> str:
     died = "(locked_until <= now() AND NOT failover AND NOT handed_over)"
     is_over = f"(finished_at IS NOT NULL OR {died})"
     return f"""
-        WITH {all_pauses(table)}
+        WITH {pauses_of_all(table)}
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                {IS_DEAD} AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,

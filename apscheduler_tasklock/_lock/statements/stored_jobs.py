@@ -27,10 +27,10 @@ from apscheduler_tasklock._lock.statements.conditions import (
     ROW_COLUMNS,
     SAFELY,
     STANDS,
-    all_pauses,
     asked_columns,
     json_rows,
     paused_with_all,
+    pauses_of_all,
 )
 from apscheduler_tasklock._lock.statements.deaths import NOT_RUNNING
 from apscheduler_tasklock._lock.statements.history import History, death_entry
@@ -105,7 +105,7 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
     # stored job is kept, because its job is read again.
     found = {**FOUND, "new_window": "NOT found.granted", "came_first": "false", **ROW_FOUND}
     return f"""
-        WITH {all_pauses(table)}, asked AS (
+        WITH {pauses_of_all(table)}, asked AS (
             SELECT *, run_time AS fired, run_time AS reckoned
             FROM {json_rows(ClaimRequest, **JobMove.types, position="bigint")} LIMIT %(count)s
         ), fenced AS MATERIALIZED (

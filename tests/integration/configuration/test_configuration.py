@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
-from apscheduler_tasklock._runs.adapter import report_runs
+from apscheduler_tasklock._runs.adapter import intercept_reports
 from tests.support.hosts import ThreadPerJobExecutor
 from tests.support.internals import executors_of, pool_of, pool_size
 from tests.support.polling import eventually
@@ -184,7 +184,7 @@ def test_a_hook_on_the_instance_gets_the_jobs_events(started: Started, database_
     started(scheduler)
     eventually(lambda: seen == [("job", EVENT_JOB_EXECUTED)])
     inner.start(scheduler, "default")
-    report_runs(inner, lambda _run, events: events, lambda *_: None, lambda _run: None)
+    intercept_reports(inner, lambda _run, events: events, lambda *_: None, lambda _run: None)
     inner._run_job_success("again", [])
     assert seen == [("job", EVENT_JOB_EXECUTED)]
 

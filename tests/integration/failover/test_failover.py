@@ -39,9 +39,9 @@ from tests.support import claims, outages
 from tests.support.claims import AHEAD, LaterThan, end_lease, row
 from tests.support.faults import CLAIM
 from tests.support.internals import (
+    deferred_run_times,
     instances,
     instances_lock,
-    kept_run_times,
     wait_until_decided,
 )
 from tests.support.outages import count_looks
@@ -731,7 +731,7 @@ class TestOwnWindows:
         replica = make_heir(failover=False)
         own = datetime.now(timezone.utc)
         job = replica.run_once(token_and_takeover, next_run_time=own)
-        eventually(lambda: kept_run_times(replica.executor))
+        eventually(lambda: deferred_run_times(replica.executor))
         replica.idle()
         job.modify(misfire_grace_time=1)
         return held, replica, own
@@ -790,7 +790,7 @@ class TestOwnWindows:
 
         def seen() -> list[Any]:
             refused = [event.scheduled_run_time for event in codes(EVENT_TASK_LOCK_REFUSED)]
-            return [*refused, *kept_run_times(replica.executor)]
+            return [*refused, *deferred_run_times(replica.executor)]
 
         def submitted() -> list[Any]:
             events = [e for e in list(replica.events) if e.code == EVENT_JOB_SUBMITTED]
@@ -817,8 +817,8 @@ class TestOwnWindows:
         held = holder(lives=True, min_lock=0.001, failover=False)
         replica = make_heir(min_factor=0.5, failover=False, poll_interval=3600)
         replica.run_once(token_and_takeover, hours=0, seconds=2, coalesce=False, max_instances=10)
-        eventually(lambda: len(kept_run_times(replica.executor)) >= 2)
-        kept = kept_run_times(replica.executor)
+        eventually(lambda: len(deferred_run_times(replica.executor)) >= 2)
+        kept = deferred_run_times(replica.executor)
         claims.die(dying, held)
         # Long before the next run time: if it ended between that one's look and its claim, the kept
         # ones would be overtaken.
@@ -854,7 +854,7 @@ class TestOwnWindows:
         own = datetime.now(timezone.utc)
         job = {"jobstore": "failing", "kwargs": {"task_lock": {"name": "job"}}}
         replica.run_once(token_and_takeover, next_run_time=own, **job)
-        eventually(lambda: kept_run_times(replica.executor))
+        eventually(lambda: deferred_run_times(replica.executor))
         failures.append(ConnectionError("its connection is stale"))
         claims.die(dying, held)
         end_lease(connection)
@@ -881,7 +881,7 @@ class TestOwnWindows:
         held = holder(lives=True, min_lock=0.001, failover=False)
         replica = make_heir(failover=False)
         job = replica.run_once(token_and_takeover)
-        eventually(lambda: kept_run_times(replica.executor))
+        eventually(lambda: deferred_run_times(replica.executor))
         change(job)
         claims.die(dying, held)
         end_lease(connection)

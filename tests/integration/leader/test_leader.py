@@ -22,7 +22,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
-from tests.support.internals import kept_run_times
+from tests.support.internals import deferred_run_times
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.postgres import Server
@@ -248,7 +248,7 @@ def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it
     job = Ran()
     add_to_all(fleet[1:], job.run)
     for follower in fleet[1:]:
-        eventually(lambda follower=follower: kept_run_times(follower.replica.executor))
+        eventually(lambda follower=follower: deferred_run_times(follower.replica.executor))
         refuse(follower.proxy)
     for follower in fleet[1:]:
         eventually(lambda follower=follower: _failed(follower))
@@ -273,7 +273,7 @@ def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than
         job = Ran()
         late = {"next_run_time": in_a_moment(), "misfire_grace_time": None}
         follower.scheduler.add_job(job.run, "interval", hours=1, id="job", **late)
-        eventually(lambda: kept_run_times(follower.executor))
+        eventually(lambda: deferred_run_times(follower.executor))
         connection.execute(sql.SQL("REVOKE ALL ON task_lock FROM {}").format(user))
         rejected = follower.one(EVENT_TASK_LOCK_ERROR)
         assert isinstance(rejected.exception, TaskLockSchemaError)

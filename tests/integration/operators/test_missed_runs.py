@@ -23,7 +23,7 @@ from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock.status import Run, TaskState, Verdict
 from tests.support.commands import Command
-from tests.support.internals import kept_run_times, missed_tasks
+from tests.support.internals import deferred_run_times, missed_tasks
 from tests.support.outages import Job, refuse, restore, swallow, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -36,7 +36,7 @@ from tests.support.waist import (
     MissNote,
     MissNotes,
     ScheduleNotes,
-    standing_in,
+    use_stand_in,
 )
 
 MakeReplica = Callable[..., Replica]
@@ -112,7 +112,7 @@ class Noted(MemoryTaskLocks):
 @pytest.fixture
 def memory() -> Iterator[Noted]:
     noted = Noted()
-    with standing_in(noted):
+    with use_stand_in(noted):
         yield noted
 
 
@@ -330,7 +330,7 @@ class TestReasons:
             # After the hold's begin: a run that is due before it is claimed after the hold.
             due = last_second() + timedelta(seconds=1)
             add(replica, lambda: None, due)
-            eventually(lambda: kept_run_times(replica.executor) or memory.misses)
+            eventually(lambda: deferred_run_times(replica.executor) or memory.misses)
         reason = f"a hold of its lock on holder (token {held.token}) was not known to be over"
         assert memory.one_miss()[:3] == (due, "running", reason)
 

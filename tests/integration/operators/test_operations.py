@@ -35,7 +35,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from tests.integration.conftest import Job
 from tests.support.claims import RENEWS_OFTEN, ended_runs
-from tests.support.internals import kept_run_times
+from tests.support.internals import deferred_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import (
@@ -477,7 +477,7 @@ class TestRunNow:
         if due is not replica:
             due.scheduler.add_job(job.run, "cron", **DAILY, id="job", misfire_grace_time=60)
         due.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
-        eventually(lambda: kept_run_times(due.executor))
+        eventually(lambda: deferred_run_times(due.executor))
         due.finish_pass()
         assert EVENT_TASK_LOCK_REFUSED not in due.codes()
         job.go_on.set()

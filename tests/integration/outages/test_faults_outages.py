@@ -25,7 +25,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import LaterThan, die, held, row
-from tests.support.internals import kept_run_times
+from tests.support.internals import deferred_run_times
 from tests.support.outages import (
     BACK,
     HOURLY,
@@ -162,7 +162,7 @@ def test_a_job_that_goes_on_through_an_outage_longer_than_its_lease_does_not_ove
     eventually(lambda: row(connection)["over"])
     restarted = make_replica(replica_id="restarted", **options)
     restarted.run_once(job.run)
-    eventually(lambda: kept_run_times(restarted.executor))
+    eventually(lambda: deferred_run_times(restarted.executor))
     looks = count_looks(restarted, monkeypatch)
     until_looked(looks)
     restore(proxy)

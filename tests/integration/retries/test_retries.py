@@ -29,7 +29,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import die, ended_runs, row
-from tests.support.internals import kept_run_times
+from tests.support.internals import deferred_run_times
 from tests.support.outages import count_looks, until_looked
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -501,7 +501,7 @@ def test_a_run_time_that_comes_during_a_retry_follows_it(
         max_instances=2,
         misfire_grace_time=None,
     )
-    eventually(lambda: kept_run_times(replica.executor))
+    eventually(lambda: deferred_run_times(replica.executor))
     is_kept.set()
     eventually(lambda: len(began) > 2)
 

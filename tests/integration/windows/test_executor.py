@@ -52,7 +52,7 @@ from tests.support import claims
 from tests.support.claims import AHEAD, end_maximum_lock
 from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
-from tests.support.internals import instances, kept_run_times
+from tests.support.internals import deferred_run_times, instances
 from tests.support.outages import UNAVAILABLE, Job, refuse, restore, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -224,7 +224,7 @@ class TestARun:
         )
         other = claims.held(locks, "job", min_lock=0.0)
         replica.run_once(int)
-        eventually(lambda: begun["first kept"] and kept_run_times(replica.executor))
+        eventually(lambda: begun["first kept"] and deferred_run_times(replica.executor))
         locks.release(other)
         refused = replica.one(EVENT_TASK_LOCK_REFUSED).scheduled_run_time
         replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
@@ -372,7 +372,7 @@ class TestARun:
                 _wait_for(go_on), replace_existing=True, kwargs={"task_lock": {"name": name}}
             )
             eventually(lambda number=number: len(other.codes()) == number - 1)  # the ones before
-            eventually(lambda: kept_run_times(other.executor))
+            eventually(lambda: deferred_run_times(other.executor))
             other.idle()
             warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
             assert len(warnings) == (number >= patience)
@@ -515,7 +515,9 @@ class TestLateness:
         jobs_of = [job for replica in replicas for job in replica.scheduler.get_jobs()]
         eventually(lambda: all(job.next_run_time > datetime.now(timezone.utc) for job in jobs_of))
         executors = [replica.executor for replica in replicas]
-        eventually(lambda: not any(instances(each) or kept_run_times(each) for each in executors))
+        eventually(
+            lambda: not any(instances(each) or deferred_run_times(each) for each in executors)
+        )
         expected = {
             (f"job {number}", start + period * window)
             for number in range(jobs)

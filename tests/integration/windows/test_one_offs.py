@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.support.internals import kept_run_times
+from tests.support.internals import deferred_run_times
 from tests.support.outages import Job
 from tests.support.polling import eventually
 from tests.support.pool_jobs import wait_for
@@ -549,7 +549,7 @@ def test_one_that_is_refused_since_another_date_of_its_id_still_runs_is_told_of(
     one.scheduler.add_job(job.run, "date", run_date=ago(90), **options)
     job.begun.wait(60)
     other.scheduler.add_job(alike, "date", run_date=ago(1), **options)
-    eventually(lambda: kept_run_times(other.executor))
+    eventually(lambda: deferred_run_times(other.executor))
     [warning] = warnings(caplog)
     assert "is not run, because" in warning
     assert "still runs the task" in warning

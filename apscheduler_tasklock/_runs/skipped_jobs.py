@@ -21,7 +21,7 @@ MOST_LINES, LINES_PERIOD = 10, 600.0
 MOST_REMEMBERED = 100_000
 
 
-class JobNotices:
+class SkippedJobsLog:
     """Logs skipped jobs: a line for each of the first jobs in a period, and the number of the rest.
 
     Each job is logged once. Safe to share between threads.

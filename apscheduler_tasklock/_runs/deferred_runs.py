@@ -1,8 +1,8 @@
-"""Kept runs: they are claimed when a look has read the rows of their tasks.
+"""Deferred runs: they are claimed when a look has read the rows of their tasks.
 
-A run is kept if its claim was refused because another run of its task is unfinished, and the window
-of the kept run was not claimed before. In leader mode a follower keeps each of its runs, before it
-asks for the claim; see ``leadership``.
+A run is deferred if its claim was refused because another run of its task is unfinished, and the
+window of the deferred run was not claimed before. In leader mode a follower defers each of its
+runs, before it asks for the claim; see ``leadership``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from apscheduler_tasklock._lock.protocol_messages import RunState
+from apscheduler_tasklock._lock.protocol_messages import TaskRow
 from apscheduler_tasklock._runs.run import JobKey, QueuedRun
 
 
 class Outlook(enum.Enum):
-    """What becomes of a kept run after a look at its task's row."""
+    """What becomes of a deferred run after a look at its task's row."""
 
     WAITS = "waits"  # because a run of the task is unfinished
     ASKED_AGAIN = "asked again"
     REFUSED = "refused"  # for good
-    DROPPED = "dropped"  # with its backlog, because its job is gone, or a later run is kept instead
+    DROPPED = "dropped"  # with its backlog: its job is gone, or a later run is deferred instead
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class LastRun:
     dead: bool
     deaths: int
     as_of: float = 0.0
-    row: RunState | None = None
+    row: TaskRow | None = None
 
 
-class WhyKept(Protocol):
-    """Why a run is kept, and what a look at its task's row makes of it."""
+class WhyDeferred(Protocol):
+    """Why a run is deferred, and what a look at its task's row makes of it."""
 
     def outlook(self, last: LastRun) -> Outlook:
-        """Return what becomes of the kept run.
+        """Return what becomes of the deferred run.
 
         :param last: the last run of the task, as a look has found it
         """
@@ -60,15 +60,15 @@ class WhyKept(Protocol):
 
 @dataclass(frozen=True)
 class InTheWay:
-    """The run because of which another run is kept.
+    """The run because of which another run is deferred.
 
     :ivar token: the fencing token of the run in the way
-    :ivar came_first: whether the run in the way began before the kept run was due. If so, the kept
-        run is refused for good when the run in the way is released, as APScheduler skips a run
-        time while an instance of the job is running. Always false if the run in the way is a manual
-        run, or if it has ended on this replica and its release has not arrived.
-    :ivar run_time: the run time of the kept run. If the run in the way had ended before it, and
-        only its release came late, as after an outage, the kept run is asked for again.
+    :ivar came_first: whether the run in the way began before the deferred run was due. If so, the
+        deferred run is refused for good when the run in the way is released, as APScheduler skips a
+        run time while an instance of the job is running. Always false if the run in the way is a
+        manual run, or if it has ended on this replica and its release has not arrived.
+    :ivar run_time: the run time of the deferred run. If the run in the way had ended before it, and
+        only its release came late, as after an outage, the deferred run is asked for again.
     """
 
     token: int
@@ -76,7 +76,7 @@ class InTheWay:
     run_time: datetime | None = None
 
     def outlook(self, last: LastRun) -> Outlook:
-        """Return what becomes of the kept run.
+        """Return what becomes of the deferred run.
 
         :param last: the last run of the task, as a look has found it
         """
@@ -90,7 +90,7 @@ class InTheWay:
             return Outlook.REFUSED
         return Outlook.ASKED_AGAIN
 
-    def _had_ended(self, row: RunState | None) -> bool:
+    def _had_ended(self, row: TaskRow | None) -> bool:
         ended_at = None if row is None else row.finished_at
         if ended_at is None or self.run_time is None:
             return False
@@ -98,29 +98,29 @@ class InTheWay:
         return ended_at.timestamp() < self.run_time.timestamp()
 
 
-# Limits how many runs of one job are kept, each with its backlog. The oldest are dropped.
-MOST_KEPT = 256
-# Does what the outlook of a kept run says. Gets the outlook, and when the look began, on the
+# Limits how many runs of one job are deferred, each with its backlog. The oldest are dropped.
+MOST_DEFERRED = 256
+# Does what the outlook of a deferred run says. Gets the outlook, and when the look began, on the
 # monotonic clock.
 Decide = Callable[[Outlook, float], object]
 
 
-class KeptRuns:
-    """The runs of one executor that are kept until a look at their tasks' rows decides on them.
+class DeferredRuns:
+    """The runs of one executor that are deferred until a look at their tasks' rows decides on them.
 
     The jobs' thread adds and removes runs, and the look decides on them in another thread. Each
     operation on the runs is atomic, so that each run is decided on once.
 
-    The runs are found by their tasks, because a follower in leader mode keeps the run times of all
+    The runs are found by their tasks, because a follower in leader mode defers the run times of all
     its jobs, which may be thousands.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_task: dict[str, dict[QueuedRun, tuple[WhyKept, Decide]]] = {}
+        self._by_task: dict[str, dict[QueuedRun, tuple[WhyDeferred, Decide]]] = {}
 
-    def add(self, run: QueuedRun, reason: WhyKept, decide: Decide) -> None:
-        """Keep a run.
+    def add(self, run: QueuedRun, reason: WhyDeferred, decide: Decide) -> None:
+        """Defer a run.
 
         :param reason: decides what becomes of the run
         :param decide: called by the look, after it has read the task's row
@@ -129,7 +129,7 @@ class KeptRuns:
             self._by_task.setdefault(run.task_name, {})[run] = reason, decide
 
     def take(self, run: QueuedRun) -> bool:
-        """Remove a run; return whether it was kept until now."""
+        """Remove a run; return whether it was deferred until now."""
         with self._lock:
             of_task = self._by_task.get(run.task_name, {})
             found = of_task.pop(run, None)
@@ -138,37 +138,38 @@ class KeptRuns:
             return found is not None
 
     def take_for(self, run: QueuedRun, *, coalesce: bool) -> list[QueuedRun]:
-        """Make room for a run of a job; return the runs of the job that are not to be kept.
+        """Make room for a run of a job; return the runs of the job that are not to be deferred.
 
-        :param run: the run to keep. It is among the returned runs if later runs are kept instead.
+        :param run: the run to defer. It is among the returned runs if later runs are deferred
+            instead.
         :param coalesce: the job's option ``coalesce``: whether only the last of several run times
             is run
         """
-        kept = [each for each, _ in self._of(run.task_name)]
-        of_job = sorted((r for r in [*kept, run] if r.job == run.job), key=_due_at)
-        left_out = of_job[: -1 if coalesce else -MOST_KEPT]
+        deferred = [each for each, _ in self._of(run.task_name)]
+        of_job = sorted((r for r in [*deferred, run] if r.job == run.job), key=_due_at)
+        left_out = of_job[: -1 if coalesce else -MOST_DEFERRED]
         return [each for each in left_out if each is run or self.take(each)]
 
-    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[WhyKept, Decide]]]:
+    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[WhyDeferred, Decide]]]:
         with self._lock:
             return list(self._by_task.get(task_name, {}).items())
 
     @property
     def task_names(self) -> set[str]:
-        """The tasks that have kept runs."""
+        """The tasks that have deferred runs."""
         with self._lock:
             return set(self._by_task)
 
     def has(self, task_name: str) -> bool:
-        """Return whether a task has kept runs."""
+        """Return whether a task has deferred runs."""
         return task_name in self._by_task
 
     def jobs_of(self, task_name: str) -> list[JobKey]:
-        """Return the jobs that have kept runs of a task."""
+        """Return the jobs that have deferred runs of a task."""
         return list({run.job: None for run, _ in self._of(task_name)})
 
     def decide(self, task_name: str, job: JobKey, last: LastRun) -> None:
-        """Decide on the kept runs of a job, after a look at its task's last run.
+        """Decide on the deferred runs of a job, after a look at its task's last run.
 
         :raises Exception: whatever the job's store or trigger raises
         """
