@@ -915,6 +915,43 @@ class TestUsersChanges:
         CHANGES[change](changing, key)
         sleeper.runs(key)
 
+    @pytest.mark.direct("a pooler tells nobody")
+    def test_reach_it_in_one_packet_with_the_last_answer(
+        self, make: Make, key: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing more comes, so nothing wakes a wait for the connection."""
+        changing = make(start=False)
+        changing.scheduler.start(paused=True)  # so that only the other one can run it
+        never = replace(PATIENT, longest_answer=60.0, report_interval=3600.0)
+        asleep = {"poll_interval": 3600, "replica_id": f"sleeper of {key}"}
+        sleeper = StoreReplica(proxy.url, store=asleep, timings=never, **asleep)
+        sleeper.scheduler.add_jobstore("memory", "memory")
+        joins, has_answer, held_back = threading.Event(), threading.Event(), bytearray()
+
+        def join(data: bytes) -> bytes:
+            if not joins.is_set():
+                return data
+            held_back.extend(data)
+            has_answer.set()
+            if b"task_lock_job\0" not in held_back:
+                return b""
+            joins.clear()
+            return bytes(held_back)
+
+        looked = until_it_listens_and_has_looked(sleeper, monkeypatch)
+        sleeper.start()
+        try:
+            looked()
+            proxy.to_client = join
+            # The answer to its release is the last one.
+            sleeper.run_once(joins.set, jobstore="memory")
+            assert has_answer.wait(60)
+            changing.run_at(note, key)
+            sleeper.runs(key)
+        finally:
+            proxy.to_client = pass_on
+            sleeper.shutdown()
+
 
 class TestDeclaredJobs:
     """``replace_existing=True``, as an application declares its jobs when it starts."""
