@@ -6,12 +6,16 @@ when it began to wait, and the second one was sent meanwhile.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -37,6 +41,7 @@ from tests.support.outages import Job
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.schedulers import Replica, executor_class
+from tests.support.stored_jobs import note, store_replicas
 from tests.support.tls import with_tls
 
 MakeReplica = Callable[..., Replica]
@@ -76,6 +81,11 @@ class Blocking:
                 raise
         self.passed.append(name)
 
+    def check(self, count: int = 1) -> None:
+        """Wait until so many calls, at least, have seen both renewals; fail if one has not."""
+        eventually(lambda: len(self.passed + self.failed) >= count)
+        assert not self.failed
+
     def once_for(self, key: object) -> None:
         """Block the first call with each key."""
         with self._lock:
@@ -90,8 +100,9 @@ class Blocking:
 
 
 def locked_until(connection: psycopg.Connection[Any]) -> datetime:
-    query = "SELECT locked_until FROM task_lock WHERE task_name = %s"
-    found = connection.execute(query, [HELD]).fetchone()
+    # The name of a task may begin with the name of its job store.
+    query = "SELECT locked_until FROM task_lock WHERE task_name LIKE %s"
+    found = connection.execute(query, [f"%{HELD}"]).fetchone()
     assert found is not None
     until: datetime = found[0]
     return until
@@ -103,25 +114,21 @@ def blocking(direct_url: str) -> Blocking:
 
 
 @pytest.fixture
-def holding(make_replica: MakeReplica, job: Job, blocking: Blocking) -> Iterator[MakeReplica]:
-    """Make a replica that runs a job under a lease, for as long as the test goes on.
+def hold(job: Job, blocking: Blocking) -> Iterator[Callable[..., None]]:
+    """Let a replica run a job under a lease, for as long as the test goes on.
 
     Its lock must not be lost, and nothing may have waited for its renewal in vain.
     """
-    made: list[Replica] = []
+    holders: list[Replica] = []
 
-    def make(*arguments: Any, **options: Any) -> Replica:
-        replica = make_replica(*arguments, lease=600, timings=RENEWS_OFTEN, **options)
-        replica.run_once(job.run, job_id=HELD)
+    def hold(replica: Replica, **options: Any) -> None:
+        replica.run_once(job.run, job_id=HELD, **options)
         assert job.begun.wait(60)
-        made.append(replica)
-        return replica
+        holders.append(replica)
 
-    yield make
-    assert job.lock is not None
-    assert not job.lock.lost
+    yield hold
     job.go_on.set()
-    for replica in made:
+    for replica in holders:
         eventually(lambda replica=replica: EVENT_TASK_LOCK_RELEASED in replica.codes(HELD))
         assert replica.codes(HELD) == [
             EVENT_TASK_LOCK_GRANTED,
@@ -130,6 +137,18 @@ def holding(make_replica: MakeReplica, job: Job, blocking: Blocking) -> Iterator
         ]
     assert not blocking.failed
     assert blocking.passed
+
+
+@pytest.fixture
+def holding(make_replica: MakeReplica, hold: Callable[..., None]) -> MakeReplica:
+    """Make a replica that runs such a job."""
+
+    def make(**options: Any) -> Replica:
+        replica = make_replica(lease=600, timings=RENEWS_OFTEN, **options)
+        hold(replica)
+        return replica
+
+    return make
 
 
 def add_executor(replica: Replica, database_url: str, *arguments: Any, **options: Any) -> None:
@@ -162,6 +181,7 @@ class TestGiving:
             pool_kwargs={"mp_context": Context()},
         )
         replica.run_once(pool_jobs.decorated, args=[1], executor="other")
+        blocking.check()
         replica.one(EVENT_TASK_LOCK_RELEASED)
 
     def test_threads_of_a_pool_that_take_long_to_start(
@@ -186,6 +206,7 @@ class TestGiving:
         add_executor(replica, database_url, max_workers=100, pool_kwargs=kwargs)
         for number in range(20):
             replica.run_once(lambda: None, job_id=f"job {number}", executor="other")
+        blocking.check()
         for number in range(20):
             replica.one(EVENT_TASK_LOCK_RELEASED, f"job {number}")
 
@@ -203,7 +224,7 @@ class TestGiving:
         for number in range(2):  # the second one may be given by another thread
             replica.run_once(lambda: None, job_id=f"job {number}", executor="other")
             replica.one(EVENT_TASK_LOCK_RELEASED, f"job {number}")
-        assert len(blocking.passed) == 2
+        blocking.check(2)
 
 
 EACH_HOUR = CronTrigger(minute=30, timezone="UTC")
@@ -247,6 +268,7 @@ class TestApplicationsCode:
         # One that needs seconds of the CPU would need more of them on a slow machine.
         monkeypatch.setattr(CronTrigger, "get_next_fire_time", ask_slowly)
         submit(replica, WALKED[walked])
+        blocking.check()
         replica.one(EVENT_TASK_LOCK_RELEASED)
 
     def test_a_trigger_of_the_applications_own(
@@ -259,6 +281,7 @@ class TestApplicationsCode:
 
         replica = holding()
         submit(replica, OwnTrigger(hours=1))
+        blocking.check()
         replica.one(EVENT_TASK_LOCK_RELEASED)
 
     def test_a_listener(self, holding: MakeReplica, blocking: Blocking) -> None:
@@ -279,7 +302,7 @@ class TestApplicationsCode:
         # In the window of the first one, which may still be an instance.
         replica.run_once(lambda: None, replace_existing=True, max_instances=2)
         replica.one(EVENT_TASK_LOCK_REFUSED)
-        eventually(lambda: len(blocking.passed + blocking.failed) == 4)
+        blocking.check(4)
 
     def test_what_redacts_errors(self, holding: MakeReplica, blocking: Blocking) -> None:
         def redact(error: BaseException) -> str:
@@ -288,6 +311,7 @@ class TestApplicationsCode:
 
         replica = holding(redact=redact)
         replica.run_once(lambda: 1 / 0)
+        blocking.check()
         replica.one(EVENT_JOB_ERROR)
         replica.one(EVENT_TASK_LOCK_RELEASED)
 
@@ -299,7 +323,45 @@ class TestApplicationsCode:
 
         replica = holding(poll_interval=0.2)  # each look asks for all jobs
         replica.scheduler.add_jobstore(SlowStore(), "slow")
-        eventually(lambda: blocking.passed or blocking.failed)
+        blocking.check()
+
+    def test_a_module_that_takes_long_to_import(
+        self,
+        database_url: str,
+        hold: Callable[..., None],
+        job: Job,
+        blocking: Blocking,
+        connection: psycopg.Connection[Any],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        key = f"job-{uuid4().hex[:8]}"
+        module = key.replace("-", "_")
+
+        class Finder:
+            @staticmethod
+            def find_spec(name: str, *_: Any) -> None:
+                if name == module:
+                    blocking.once_in_each_thread()
+
+        (tmp_path / f"{module}.py").write_text(
+            "from tests.support import stored_jobs as jobs\ndef note(key): jobs.note(key)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+        options = {"lease": 600, "timings": replace(RENEWS_OFTEN, call_timeout=120.0)}
+        with store_replicas(database_url) as make:
+            replica = make(store={"functions": ["tests.", module]}, **options)
+            replica.scheduler.add_jobstore("memory", "memory")
+            hold(replica, jobstore="memory")
+            replica.scheduler.pause()
+            replica.run_at(note, key)
+            update = "UPDATE task_lock_job SET func = %s WHERE id = %s"
+            connection.execute(update, [f"{module}:note", key])
+            replica.scheduler.resume()
+            blocking.check()
+            replica.runs(key)
+            job.go_on.set()
 
 
 class TestConnection:
@@ -320,7 +382,7 @@ class TestConnection:
         with locks.hold(HELD, **TIMES) as held:
             is_cut.set()
             proxy.cut_all()
-            eventually(lambda: blocking.passed or blocking.failed)
+            blocking.check()
             assert not held.lost
         assert not blocking.failed
 
