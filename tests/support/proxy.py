@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from sqlalchemy.engine import make_url
 
-Rule = Callable[[bytes], bytes | None]
+# Gets data; returns what to pass on, all at once or piece by piece, or `None`.
+Rule = Callable[[bytes], "bytes | Iterator[bytes] | None"]
 # Gets the number of the connection, whether a client sent the data, and the data.
 Tap = Callable[[int, bool, bytes], "bytes | None"]
 
@@ -40,7 +41,8 @@ class Proxy:
     """Forwards connections to a server. Its two rules can be changed at any time.
 
     :ivar to_server: gets a client's data; returns the data to pass on, or ``None`` to cut the
-        connection. It may block, which delays this connection only.
+        connection. It may block, which delays this connection only. An iterator's pieces are passed
+        on one by one, as they come.
     :ivar to_client: the same for the server's data
     :ivar tap: the same for both directions, with the connection's number; it is called first
     :ivar accepting: with ``False`` new connections are closed at once
@@ -134,14 +136,15 @@ class Proxy:
                 passed = self._ruled(number, to_server, data)
                 if passed is None:
                     break
-                sink.sendall(passed)
+                for piece in [passed] if isinstance(passed, bytes) else passed:
+                    sink.sendall(piece)
                 if isinstance(passed, Last):
                     break
         _shut_down(source, sink)
         source.close()
         self._open.discard(source)
 
-    def _ruled(self, number: int, to_server: bool, data: bytes) -> bytes | None:
+    def _ruled(self, number: int, to_server: bool, data: bytes) -> bytes | Iterator[bytes] | None:
         passed = data if self.tap is None else self.tap(number, to_server, data)
         if passed is None:
             return None

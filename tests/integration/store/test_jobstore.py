@@ -10,6 +10,7 @@ import json
 import pickle
 import re
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -280,6 +281,19 @@ def until_it_listens_and_has_looked(
 
     monkeypatch.setattr(JobRows, "read_due", read)
     return lambda: eventually(looked.is_set)
+
+
+def quiet(proxy: Proxy) -> None:
+    """Wait until nothing has been sent for a second."""
+    sent = [time.monotonic()]
+
+    def note_time(data: bytes) -> bytes:
+        sent.append(time.monotonic())
+        return data
+
+    proxy.to_server = note_time
+    eventually(lambda: time.monotonic() > sent[-1] + 1)
+    proxy.to_server = pass_on
 
 
 class PatientStore(TaskLockJobStore):
@@ -914,6 +928,44 @@ class TestUsersChanges:
         looked()
         CHANGES[change](changing, key)
         sleeper.runs(key)
+
+    @pytest.mark.direct("a pooler tells nobody")
+    def test_reach_it_in_one_packet_with_the_last_answer(
+        self, make: Make, key: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing more comes, so nothing wakes a wait for the connection."""
+        changing = make(start=False)
+        changing.scheduler.start(paused=True)  # so that only the other one can run it
+        never = replace(PATIENT, longest_answer=60.0, report_interval=3600.0)
+        asleep = {"poll_interval": 3600, "replica_id": f"sleeper of {key}"}
+        sleeper = StoreReplica(proxy.url, store=asleep, timings=never, **asleep)
+        sleeper.scheduler.add_jobstore("memory", "memory")
+        joins, has_answer, held_back = threading.Event(), threading.Event(), bytearray()
+
+        def join(data: bytes) -> bytes:
+            if not joins.is_set():
+                return data
+            held_back.extend(data)
+            has_answer.set()
+            if b"task_lock_job\0" not in held_back:
+                return b""
+            joins.clear()
+            return bytes(held_back)
+
+        looked = until_it_listens_and_has_looked(sleeper, monkeypatch)
+        sleeper.start()
+        try:
+            looked()
+            job = sleeper.run_once(joins.set, jobstore="memory", next_run_time=None)
+            quiet(proxy)
+            proxy.to_client = join
+            sleeper.executor.submit_job(job, [now()])
+            assert has_answer.wait(60)  # of its release, after which nothing is sent
+            changing.run_at(note, key)
+            sleeper.runs(key)
+        finally:
+            proxy.to_client = pass_on
+            sleeper.shutdown()
 
 
 class TestDeclaredJobs:
