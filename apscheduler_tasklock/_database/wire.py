@@ -296,8 +296,9 @@ class Wire:
         while True:
             now = time.monotonic()
             left = min(self._begun + self._seconds - now, self._deadline.seconds_left)
-            # The deadline may move closer while this waits.
-            seconds = max(0.0, min(left, WAKE_INTERVAL))
+            # The deadline may move closer while this waits. Also an answer that comes in parts
+            # beyond the limit is waited for.
+            seconds = min(left, WAKE_INTERVAL) if left > 0 else WAKE_INTERVAL
             is_ready = wait_for([self._pgconn.socket], seconds, writes=writes)
             if left <= 0:
                 # If an answer has come already, read it: it may have come in time, while this
