@@ -101,12 +101,11 @@ class Wire:
         self._deadline = deadline or Deadline(None)
         self._begun = 0.0  # when the statement was begun, on the monotonic clock
         self._over_at = inf  # when it was seen that the wait for its answer is over
-        self._is_unconfirmed = False
-        self._last_words: str | None = None  # the SQLSTATE with which the server has ended
+        self._said = _Said()
         # The names of prepared statements, by their texts and the types of their values. An empty
         # name is that of a statement that was sent once.
         self._prepared: dict[tuple[bytes, object], bytes] = {}
-        connection.add_notice_handler(self._hear)
+        connection.add_notice_handler(self._said.hear)
 
     def limit(self, seconds: float, deadline: Deadline) -> None:
         """Set the limits of the waits from now on, as in the constructor."""
@@ -186,7 +185,7 @@ class Wire:
                 types, formats = transformer.types, transformer.formats
                 pgconn.send_query_params(text, values, types, formats, Format.BINARY)
             pgconn.pipeline_sync()
-            return self._answered(len(statements) + 1)[:-1]
+            return self._answered()[:-1]
         finally:
             with suppress(psycopg.Error):  # answers are left, so the connection cannot be used
                 pgconn.exit_pipeline_mode()
@@ -240,28 +239,25 @@ class Wire:
 
     def _begin(self) -> None:
         self._begun, self._over_at = time.monotonic(), inf
-        self._is_unconfirmed = False
+        self._said.is_unconfirmed = False
 
-    def _answered(self, most: int = 1) -> list[PGresult]:
-        """Return the results of what was sent, or raise the first error among them.
-
-        :param most: how many results there are, in pipeline mode
-        """
+    def _answered(self) -> list[PGresult]:
+        """Return the results of what was sent, or raise the first error among them."""
         try:
-            results = self._read(most)
+            results = self._read()
         except NoAnswerError:
             self._cancel()
-            if self._is_unconfirmed:
+            if self._said.is_unconfirmed:
                 raise UnconfirmedError(UNCONFIRMED) from None
             raise
-        if self._is_unconfirmed:
+        if self._said.is_unconfirmed:
             raise UnconfirmedError(UNCONFIRMED)
         for result in results:
             if result.status == _ERROR:
                 raise error_from_result(result, self.encoding)
         return results
 
-    def _read(self, most: int) -> list[PGresult]:
+    def _read(self) -> list[PGresult]:
         """Send what libpq has not sent yet, and return all results."""
         pgconn = self._pgconn
         while pgconn.flush():
@@ -278,8 +274,7 @@ class Wire:
                 result = pgconn.get_result()
                 if result is not None:
                     results.append(result)
-                # In pipeline mode, the results of each statement are followed by None.
-                if len(results) == most > 1 or (result is None and (most == 1 or last is None)):
+                elif last is None:  # one None follows the results of each statement
                     return results
                 last = result
         except psycopg.DatabaseError:
@@ -289,26 +284,26 @@ class Wire:
             return results
 
     def _wait(self, *, writes: bool = False) -> None:
-        """Wait until the socket can be read, or written to.
+        """Wait until the socket can be read, or written to; at most WAKE_INTERVAL.
+
+        The deadline may move closer while this waits. And TLS may have read more than libpq has
+        taken, which the socket does not show.
 
         :raises NoAnswerError: the limits are over
         """
-        while True:
-            now = time.monotonic()
-            left = min(self._begun + self._seconds - now, self._deadline.seconds_left)
-            # The deadline may move closer while this waits. Also an answer that comes in parts
-            # beyond the limit is waited for.
-            seconds = min(left, WAKE_INTERVAL) if left > 0 else WAKE_INTERVAL
-            is_ready = wait_for([self._pgconn.socket], seconds, writes=writes)
-            if left <= 0:
-                # If an answer has come already, read it: it may have come in time, while this
-                # process was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
-                self._over_at = min(self._over_at, now)
-                if not is_ready or now > self._over_at + CANCEL_LIMIT:
-                    waited = now - self._begun
-                    raise NoAnswerError(f"no answer from the server within {waited:.1f} sec")
-            if is_ready:
-                return
+        now = time.monotonic()
+        left = min(self._begun + self._seconds, self._deadline.over_at) - now
+        # A statement has some time also if the one before has used all of it up, and so has the
+        # next part of an answer.
+        seconds = min(left, WAKE_INTERVAL) if left > 0 else WAKE_INTERVAL
+        is_ready = wait_for([self._pgconn.socket], seconds, writes=writes)
+        if left <= 0:
+            # If an answer has come already, read it: it may have come in time, while this process
+            # was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
+            self._over_at = min(self._over_at, now)
+            if not is_ready or now > self._over_at + CANCEL_LIMIT:
+                waited = now - self._begun
+                raise NoAnswerError(f"no answer from the server within {waited:.1f} sec")
 
     def _cancel(self) -> None:
         """Cancel the statement, so that the server does not carry it out when nobody waits for it.
@@ -330,7 +325,7 @@ class Wire:
         limits = self._seconds, self._deadline
         self._begin_again(ASKING_LIMIT)
         try:
-            return self._read(1)
+            return self._read()
         except NoAnswerError:
             return []
         finally:
@@ -361,17 +356,16 @@ class Wire:
         :return: the SQLSTATE of PostgreSQL's last message, or ``""`` without such a message;
             ``None`` for a connection that has not ended
         """
-        self._last_words = None
         try:
             for _ in range(_MOST_READS):  # notices may come before the last message
+                # libpq treats the server's last message as a notice, because no statement is under
+                # way. It may have come in the packet of an answer.
+                self._pgconn.is_busy()
+                if self._said.last_words is not None:  # the socket is closed a moment later
+                    return self._said.last_words
                 if not wait_for([self._pgconn.socket], 0):
                     return None
-                # libpq treats the server's last message as a notice, because no statement is under
-                # way.
                 self._pgconn.consume_input()
-                self._pgconn.is_busy()
-                if self._last_words is not None:  # the socket is closed a moment later
-                    return self._last_words
         except (psycopg.Error, OSError, ValueError):
             return ""
         return None
@@ -387,13 +381,6 @@ class Wire:
         """Close the connection."""
         self.connection.close()
 
-    def _hear(self, said: psycopg.errors.Diagnostic) -> None:
-        """Note that a commit was not confirmed by a synchronous standby, or why the server ends."""
-        if said.source_function == _GIVES_UP_WAITING:
-            self._is_unconfirmed = True
-        if said.severity_nonlocalized in ("FATAL", "PANIC"):
-            self._last_words = said.sqlstate or ""
-
     def names(self, result: PGresult) -> list[str]:
         """Return the names of a result's columns."""
         return [(result.fname(n) or b"").decode(self.encoding) for n in range(result.nfields)]
@@ -407,6 +394,27 @@ class Wire:
         self._transformer.set_pgresult(result)
         make = tuple if factory is tuple_row else factory(self.names(result))
         return self._transformer.load_rows(first, last, make)
+
+
+class _Said:
+    """What the server has said beside its answers.
+
+    It has no reference to the wire, because the connection refers to it: a connection that nobody
+    closes, and nobody has any more, is closed at once, and not by the garbage collector.
+
+    :ivar is_unconfirmed: whether a commit was not confirmed by a synchronous standby
+    :ivar last_words: the SQLSTATE with which the server has ended
+    """
+
+    is_unconfirmed = False
+    last_words: str | None = None
+
+    def hear(self, said: psycopg.errors.Diagnostic) -> None:
+        """Note a notice."""
+        if said.source_function == _GIVES_UP_WAITING:
+            self.is_unconfirmed = True
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            self.last_words = said.sqlstate or ""
 
 
 class Cursor:

@@ -494,9 +494,12 @@ def wire_to(url: str, seconds: float) -> Wire:
     return wire
 
 
-def limit(wire: Wire, seconds: float) -> None:
-    """Limit the wait for each answer from now on."""
-    wire.limit(seconds, Deadline(None))
+def limit(wire: Wire, seconds: float, until: float = inf) -> None:
+    """Limit the wait for each answer from now on.
+
+    :param until: when all waits end, on the monotonic clock
+    """
+    wire.limit(seconds, Deadline(None, until))
 
 
 def statements_of(name: str, connection: Any) -> Replica:

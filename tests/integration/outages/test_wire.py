@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -161,6 +163,36 @@ class TestAnswers:
         assert wire.heard()
         assert not wire.heard()
 
+    @pytest.mark.direct("a pooler has last words of its own")
+    def test_last_words_in_the_packet_of_an_answer_are_heard(
+        self, open_wire: Callable[[str], Wire], proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        wire, held = open_wire(proxy.url), bytearray()
+
+        def join(data: bytes) -> bytes:
+            if not held:  # the answer; now the session is idle
+                end = "SELECT pg_terminate_backend(%s)"
+                connection.execute(end, [wire.connection.info.backend_pid])
+            held.extend(data)
+            return bytes(held) if b"FATAL" in held else b""
+
+        proxy.to_client = join
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+        assert wire.ended() == psycopg.errors.AdminShutdown.sqlstate
+
+    def test_what_tls_has_read_ahead_is_found(
+        self, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """libpq's buffer may take a part of a TLS record. The socket does not show the rest."""
+
+        def wait(sockets: Any, seconds: float, **_: Any) -> bool:
+            assert wait_for(sockets, PATIENCE)
+            wire.connection.pgconn.consume_input()  # stands in for what TLS reads
+            return wait_for(sockets, 0)
+
+        monkeypatch.setattr(f"{Wire.__module__}.wait_for", wait)
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+
 
 class TestLimits:
     def test_an_answer_that_does_not_come_is_given_up_and_the_statement_cancelled(
@@ -172,3 +204,31 @@ class TestLimits:
         limit(wire, PATIENCE)
         assert wire.is_idle  # the answer to the cancel was read
         assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+
+    def test_a_statement_that_begins_when_the_time_is_over_has_some_time(self, wire: Wire) -> None:
+        """It may be one of several of a request, such as the end of a transaction."""
+        wire.script("BEGIN")
+        limit(wire, PATIENCE, until=0.0)
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+        wire.undo()
+        assert wire.is_idle
+
+    def test_all_answers_to_a_cancelled_pipeline_are_read(self, wire: Wire) -> None:
+        limit(wire, 0.05)
+        with pytest.raises(NoAnswerError):
+            wire.together([("BEGIN", ()), ("SELECT pg_sleep(600)", ()), ("COMMIT", ())])
+        limit(wire, PATIENCE)
+        wire.undo()
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+
+
+class TestClosing:
+    @pytest.mark.filterwarnings("ignore:.*deleted while still open:ResourceWarning")
+    def test_a_connection_that_nobody_has_is_freed_at_once(self, database_url: str) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            connection = weakref.ref(wire_to(database_url, PATIENCE).connection)
+            assert connection() is None
+        finally:
+            gc.enable()
