@@ -248,9 +248,11 @@ def empty_database_url(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
+def connection(
+    direct_url: str, kept_database: KeptDatabase
+) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database, in autocommit mode, never through pgbouncer."""
-    with psycopg.connect(direct_url, autocommit=True) as connection:
+    with kept_database.session() as connection:
         yield connection
 
 
