@@ -132,10 +132,8 @@ class KeptDatabase:
         is_ready = False
         try:
             self._sessions = [session for session in self._sessions if _begins_anew(session)]
-            if self.url is not None:
-                with suppress(psycopg.OperationalError):  # it is gone, or takes no connections
-                    with self.session() as connection:
-                        is_ready = self._is_ready_again(connection)
+            with suppress(psycopg.OperationalError):  # it is gone, or takes no connections
+                is_ready = self.url is not None and self._is_ready_again()
         finally:
             if not is_ready:
                 self.drop()
@@ -155,7 +153,11 @@ class KeptDatabase:
             self._fingerprint = connection.execute(FINGERPRINT).fetchone()
             self._noted = connection.execute(NOTED).fetchall()
 
-    def _is_ready_again(self, connection: Connection) -> bool:
+    def _is_ready_again(self) -> bool:
+        with self.session() as connection:
+            return self._can_be_handed_on(connection)
+
+    def _can_be_handed_on(self, connection: Connection) -> bool:
         kept = [session.backend_pid for session in (connection.pgconn, *self._sessions)]
         left = connection.execute(END_OTHERS, [SESSION_END, kept]).fetchall()
         if not all(ended for (ended,) in left):
