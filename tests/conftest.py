@@ -252,7 +252,7 @@ def empty_database_url(server: Server) -> Iterator[str]:
 @pytest.fixture
 def connection(direct_url: str, kept_database: KeptDatabase) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database, in autocommit mode, never through pgbouncer."""
-    with kept_database.session() as connection:
+    with kept_database.session(direct_url) as connection:
         yield connection
 
 

@@ -102,8 +102,8 @@ def connection(rows: Memory | None, request: pytest.FixtureRequest) -> Iterator[
     if rows is not None:
         yield rows
         return
-    request.getfixturevalue("direct_url")
-    with request.getfixturevalue("kept_database").session() as connection:
+    url = request.getfixturevalue("direct_url")
+    with request.getfixturevalue("kept_database").session(url) as connection:
         yield connection
 
 
@@ -132,7 +132,7 @@ def replicas_connection(
         return
     url = request.getfixturevalue("database_url")
     kept: KeptDatabase = request.getfixturevalue("kept_database")
-    with kept.session() if pooler is None else psycopg.connect(url, autocommit=True) as connection:
+    with kept.session(url) as connection:
         if pooler is not None and not pooler.max_prepared_statements:
             connection.prepare_threshold = None
         yield connection

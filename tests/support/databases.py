@@ -102,21 +102,24 @@ class KeptDatabase:
                 self.prepare(connection)
             self.url = url
             try:
-                self._note_how_it_is()
+                self._note_how_it_is(url)
             except BaseException:
                 self.drop()
                 raise
         return self.url
 
     @contextmanager
-    def session(self) -> Iterator[Connection]:
-        """A connection to the database, in autocommit mode, whose session is kept like it."""
-        assert self.url is not None
+    def session(self, url: str) -> Iterator[Connection]:
+        """A connection in autocommit mode, whose session is kept if its database is this one."""
+        if url != self.url:
+            with psycopg.connect(url, autocommit=True) as connection:
+                yield connection
+            return
         if self._sessions:
             connection = Connection(self._sessions.pop())
             connection.autocommit = True
         else:
-            connection = psycopg.connect(self.url, autocommit=True)
+            connection = psycopg.connect(url, autocommit=True)
         try:
             yield connection
         finally:
@@ -133,7 +136,7 @@ class KeptDatabase:
         try:
             self._sessions = [session for session in self._sessions if _begins_anew(session)]
             with suppress(psycopg.OperationalError):  # it is gone, or takes no connections
-                is_ready = self.url is not None and self._is_ready_again()
+                is_ready = self.url is not None and self._is_ready_again(self.url)
         finally:
             if not is_ready:
                 self.drop()
@@ -145,16 +148,16 @@ class KeptDatabase:
         if url is not None:
             self.server.drop_database(url)
 
-    def _note_how_it_is(self) -> None:
+    def _note_how_it_is(self, url: str) -> None:
         # A setting of the database holds in sessions that begin after it.
-        with self.session() as connection:
+        with self.session(url) as connection:
             self.refill(connection)
             self._tables = _tables(connection)
             self._fingerprint = connection.execute(FINGERPRINT).fetchone()
             self._noted = connection.execute(NOTED).fetchall()
 
-    def _is_ready_again(self) -> bool:
-        with self.session() as connection:
+    def _is_ready_again(self, url: str) -> bool:
+        with self.session(url) as connection:
             return self._can_be_handed_on(connection)
 
     def _can_be_handed_on(self, connection: Connection) -> bool:

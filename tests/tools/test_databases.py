@@ -91,8 +91,8 @@ def test_one_that_is_not_cleaned_to_the_end_is_not_handed_on(
 
 
 def test_its_sessions_are_kept_as_they_began(kept: KeptDatabase) -> None:
-    kept.take()
-    with kept.session() as one, kept.session() as other:
+    url = kept.take()
+    with kept.session(url) as one, kept.session(url) as other:
         pids = {one.info.backend_pid, other.info.backend_pid}
         one.execute("CREATE TEMPORARY TABLE gone ()")
         one.row_factory = dict_row
@@ -101,8 +101,8 @@ def test_its_sessions_are_kept_as_they_began(kept: KeptDatabase) -> None:
         other.execute("SET search_path = nowhere")
         other.execute("SET ROLE pg_monitor")
     kept.give_back()
-    kept.take()
-    with kept.session() as one, kept.session() as other:
+    assert kept.take() == url
+    with kept.session(url) as one, kept.session(url) as other:
         assert {one.info.backend_pid, other.info.backend_pid} == pids
         for session in (one, other):
             found = session.execute(
@@ -123,21 +123,31 @@ def test_its_sessions_are_kept_as_they_began(kept: KeptDatabase) -> None:
 def test_a_session_that_a_test_does_not_leave_as_it_was_is_not_kept(
     kept: KeptDatabase, end: Callable[[Any], object]
 ) -> None:
-    kept.take()
-    with kept.session() as one:
+    url = kept.take()
+    with kept.session(url) as one:
         pid = one.info.backend_pid
         end(one)
-    with kept.session() as other:
+    with kept.session(url) as other:
         assert other.info.backend_pid != pid
 
 
 def test_a_kept_session_that_a_test_ended_is_replaced(kept: KeptDatabase) -> None:
     url = kept.take()
-    with kept.session() as ended, kept.session() as ending:
+    with kept.session(url) as ended, kept.session(url) as ending:
         pid = ended.info.backend_pid
         ending.execute("SELECT pg_terminate_backend(%s, 30000)", [pid])
     kept.give_back()
     assert kept.take() == url
-    with kept.session() as one, kept.session() as other:
+    with kept.session(url) as one, kept.session(url) as other:
         assert pid not in {one.info.backend_pid, other.info.backend_pid}
         assert one.execute("SELECT 1").rowcount == other.execute("SELECT 1").rowcount == 1
+
+
+def test_a_session_of_another_database_is_not_kept(
+    kept: KeptDatabase, empty_database_url: str
+) -> None:
+    url = kept.take()
+    with kept.session(empty_database_url) as other:
+        name = other.info.dbname
+    with kept.session(url) as one:
+        assert one.info.dbname != name
