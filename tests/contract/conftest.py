@@ -102,7 +102,8 @@ def connection(rows: Memory | None, request: pytest.FixtureRequest) -> Iterator[
     if rows is not None:
         yield rows
         return
-    with psycopg.connect(request.getfixturevalue("direct_url"), autocommit=True) as connection:
+    url = request.getfixturevalue("direct_url")
+    with request.getfixturevalue("kept_database").session(url) as connection:
         yield connection
 
 
@@ -129,7 +130,9 @@ def replicas_connection(
     if rows is not None:
         yield rows
         return
-    with psycopg.connect(request.getfixturevalue("database_url"), autocommit=True) as connection:
+    url = request.getfixturevalue("database_url")
+    kept: KeptDatabase = request.getfixturevalue("kept_database")
+    with kept.session(url) as connection:
         if pooler is not None and not pooler.max_prepared_statements:
             connection.prepare_threshold = None
         yield connection

@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
 
+from apscheduler_tasklock.cli import main
+
 Run = Callable[..., str]
+
+CLI = "apscheduler_tasklock.cli"
 
 _TABLES = """
     SELECT n.nspname, c.relname, c.reloptions::text, a.attname,
@@ -39,11 +46,30 @@ def tables(database_url: str) -> set[str]:
     return {f"{schema}.{name}" for schema, name, *_ in described(database_url)}
 
 
+def run_here(arguments: Sequence[str], env: Mapping[str, str]) -> str:
+    """Run the library's command line in this process; return its output, or fail with it."""
+    with (
+        patch.dict(os.environ, env),
+        redirect_stdout(StringIO()) as printed,
+        redirect_stderr(StringIO()) as said,
+    ):
+        if "TASKLOCK_DATABASE_URL" not in env:
+            os.environ.pop("TASKLOCK_DATABASE_URL", None)
+        status = main(arguments)
+    assert status == 0, said.getvalue() + printed.getvalue()
+    return printed.getvalue()
+
+
 @pytest.fixture
 def run(checkout: Path) -> Run:
-    """Run a command of this Python in the checkout; return its output, or fail with it."""
+    """Run a command of this Python in the checkout; return its output, or fail with it.
+
+    The library's own command line is run in this process.
+    """
 
     def run(*arguments: str, cwd: Path = checkout, python: str = sys.executable, **env: str) -> str:
+        if arguments[0] == CLI:
+            return run_here(arguments[1:], env)
         inherited = {k: v for k, v in os.environ.items() if k != "TASKLOCK_DATABASE_URL"}
         finished = subprocess.run(
             [python, "-m", *arguments],

@@ -7,9 +7,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from apscheduler_tasklock import downgrade, migrate, upgrade
-from tests.migration.conftest import Run, tables
-
-CLI = "apscheduler_tasklock.cli"
+from tests.migration.conftest import CLI, Run, tables
 
 
 def schemas(database_url: str) -> set[str]:

@@ -28,12 +28,11 @@ from apscheduler_tasklock.schema.table import (
     STORAGE_PARAMETERS,
     task_lock_table,
 )
-from tests.migration.conftest import Run, described, tables
+from tests.migration.conftest import CLI, Run, described, tables
 from tests.support.polling import eventually
 
 BESIDE = {"public.task_lock_run", "public.task_lock_replica", "public.task_lock_job"}
 OURS = {"public.task_lock", "public.task_lock_alembic_version", *BESIDE}
-CLI = "apscheduler_tasklock.cli"
 
 
 def engine_url(database_url: str) -> str:

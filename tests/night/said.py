@@ -27,14 +27,29 @@ def _parser() -> Any:
 
 
 class _At:
-    """The task locks, with the time of a moment for the pages."""
+    """The task locks at a moment, whose rows stand still, with its time for the pages.
+
+    So each read is sent once. What is told reads the same task some dozen times, and a read costs
+    more than all that is made of it.
+    """
 
     def __init__(self, locks: TaskLocks, moment: Moment) -> None:
         self._locks = locks
         self.now = moment.now
+        self._read: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._locks, name)
+        value = getattr(self._locks, name)
+        if not callable(value):
+            return value
+
+        def read(*arguments: Any, **named: Any) -> Any:
+            what = repr((name, arguments, named))
+            if what not in self._read:
+                self._read[what] = value(*arguments, **named)
+            return self._read[what]
+
+        return read
 
 
 class Said:
@@ -49,7 +64,8 @@ class Said:
         self.moment = moment
         self.at = self.until = moment.at
         self._locks = locks
-        self._reader = Reader(cast(Known, _At(locks, moment)), zone=timezone.utc)
+        self._known = cast(Known, _At(locks, moment))
+        self._reader = Reader(self._known, zone=timezone.utc)
         self.texts: dict[str, str] = {}
 
     def again(self) -> Said:
@@ -59,7 +75,7 @@ class Said:
     def command(self, *given: str) -> tuple[int, str]:
         """Return the exit status and the output of a command."""
         options = _parser().parse_args(given)
-        options.locks = self._locks
+        options.locks = self._known
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
             try:
                 status = options.run(options)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
 
 from tests.support.postgres import Server
 
@@ -58,9 +61,13 @@ SESSION_END = 30_000
 # The function below the view `pg_stat_activity`, which takes half as long in a new session.
 END_OTHERS = (
     "SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_get_activity(NULL)"
-    " WHERE pid <> pg_catalog.pg_backend_pid() AND datid = (SELECT oid FROM pg_catalog.pg_database"
+    " WHERE pid <> ALL (%s) AND datid = (SELECT oid FROM pg_catalog.pg_database"
     " WHERE datname = pg_catalog.current_database())"
 )
+
+# Brings a session back to how it began. What the server remembers of catalogs stays: a new session
+# looks all of it up again, and that costs more than a test's statements.
+AS_BEGUN = b"DISCARD ALL"
 
 
 @dataclass
@@ -85,6 +92,7 @@ class KeptDatabase:
     _fingerprint: Any = None
     _noted: Any = None
     _tables: list[str] = field(default_factory=list)
+    _sessions: list[PGconn] = field(default_factory=list)
 
     def take(self) -> str:
         """Return the URL of an empty database with the template's tables."""
@@ -92,45 +100,87 @@ class KeptDatabase:
             url = self.server.create_database(self.template)
             with psycopg.connect(url, autocommit=True) as connection:
                 self.prepare(connection)
-            # A setting of the database holds in sessions that begin after it.
-            with psycopg.connect(url, autocommit=True) as connection:
-                self.refill(connection)
-                self._tables = _tables(connection)
-                self._fingerprint = connection.execute(FINGERPRINT).fetchone()
-                self._noted = connection.execute(NOTED).fetchall()
             self.url = url
+            try:
+                self._note_how_it_is(url)
+            except BaseException:
+                self.drop()
+                raise
         return self.url
+
+    @contextmanager
+    def session(self, url: str) -> Iterator[Connection]:
+        """A connection in autocommit mode, whose session is kept if its database is this one."""
+        if url != self.url:
+            with psycopg.connect(url, autocommit=True) as connection:
+                yield connection
+            return
+        if self._sessions:
+            connection = Connection(self._sessions.pop())
+            connection.autocommit = True
+        else:
+            connection = psycopg.connect(url, autocommit=True)
+        try:
+            yield connection
+        finally:
+            pgconn = connection.pgconn
+            if pgconn.transaction_status == TransactionStatus.IDLE:
+                self._sessions.append(pgconn)
+                del connection.pgconn  # so that nobody has it any more
+            else:
+                connection.close()
 
     def give_back(self) -> None:
         """Make the database ready for the next test, or drop it, also if a timeout interrupts."""
         is_ready = False
         try:
-            is_ready = self.url is not None and self._is_ready_again(self.url)
+            self._sessions = [session for session in self._sessions if _begins_anew(session)]
+            with suppress(psycopg.OperationalError):  # it is gone, or takes no connections
+                is_ready = self.url is not None and self._is_ready_again(self.url)
         finally:
             if not is_ready:
                 self.drop()
 
     def drop(self) -> None:
+        while self._sessions:
+            self._sessions.pop().finish()
         url, self.url = self.url, None
         if url is not None:
             self.server.drop_database(url)
 
+    def _note_how_it_is(self, url: str) -> None:
+        # A setting of the database holds in sessions that begin after it.
+        with self.session(url) as connection:
+            self.refill(connection)
+            self._tables = _tables(connection)
+            self._fingerprint = connection.execute(FINGERPRINT).fetchone()
+            self._noted = connection.execute(NOTED).fetchall()
+
     def _is_ready_again(self, url: str) -> bool:
-        try:
-            with psycopg.connect(url, autocommit=True) as connection:
-                left = connection.execute(END_OTHERS, [SESSION_END]).fetchall()
-                if not all(ended for (ended,) in left):
-                    return False
-                if connection.execute(FINGERPRINT).fetchone() != self._fingerprint:
-                    return False
-                if connection.execute(NOTED).fetchall() != self._noted:
-                    return False
-                delete = [sql.SQL("DELETE FROM " + table) for table in self._tables]  # type: ignore[arg-type]  # quoted by the server
-                connection.execute(sql.SQL("; ").join(delete))
-                self.refill(connection)
-        except psycopg.OperationalError:
-            return False  # it is gone, or takes no connections, for instance
+        with self.session(url) as connection:
+            return self._can_be_handed_on(connection)
+
+    def _can_be_handed_on(self, connection: Connection) -> bool:
+        kept = [session.backend_pid for session in (connection.pgconn, *self._sessions)]
+        left = connection.execute(END_OTHERS, [SESSION_END, kept]).fetchall()
+        if not all(ended for (ended,) in left):
+            return False
+        if connection.execute(FINGERPRINT).fetchone() != self._fingerprint:
+            return False
+        if connection.execute(NOTED).fetchall() != self._noted:
+            return False
+        delete = [sql.SQL("DELETE FROM " + table) for table in self._tables]  # type: ignore[arg-type]  # quoted by the server
+        connection.execute(sql.SQL("; ").join(delete))
+        self.refill(connection)
         return True
+
+
+def _begins_anew(session: PGconn) -> bool:
+    """Let a kept session be as it began; return whether it is still there."""
+    if session.exec_(AS_BEGUN).status == ExecStatus.COMMAND_OK:
+        return True
+    session.finish()
+    return False
 
 
 def _tables(connection: Connection) -> list[str]:

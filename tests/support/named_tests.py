@@ -17,3 +17,9 @@ def names_of_tests(module: Path) -> frozenset[str]:
         functions = (m for m in members if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef))
         found |= {prefix + each.name for each in functions if each.name.startswith("test_")}
     return frozenset(found)
+
+
+def is_test(root: Path, named: str) -> bool:
+    """Return whether there is a test, named by its module's path and its name."""
+    module, _, test = named.partition("::")
+    return (root / module).is_file() and test in names_of_tests(root / module)

@@ -10,9 +10,13 @@ from tests.chaos.plan import PEACE_AFTER, POOL_FAULTS, draw
 REPLICAS = 5
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("seconds", [45.0, 180.0])
-def test_ordinary_life_comes_in_every_run(seed: int, seconds: float) -> None:
+def test_ordinary_life_comes_in_every_run(seconds: float) -> None:
+    for seed in range(20):
+        _expect_ordinary_life(seed, seconds)
+
+
+def _expect_ordinary_life(seed: int, seconds: float) -> None:
     plan = draw(seed, seconds, REPLICAS, skewed=True)
     last = seconds - PEACE_AFTER
     done = [action for action in plan.actions if action.at < last]

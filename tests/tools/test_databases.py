@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row, tuple_row
 
 from tests.support.databases import KeptDatabase
 from tests.support.postgres import Server
@@ -86,3 +88,66 @@ def test_one_that_is_not_cleaned_to_the_end_is_not_handed_on(
         kept.give_back()
     monkeypatch.undo()
     assert kept.take() != before
+
+
+def test_its_sessions_are_kept_as_they_began(kept: KeptDatabase) -> None:
+    url = kept.take()
+    with kept.session(url) as one, kept.session(url) as other:
+        pids = {one.info.backend_pid, other.info.backend_pid}
+        one.execute("CREATE TEMPORARY TABLE gone ()")
+        one.row_factory = dict_row
+        for _ in range(7):
+            one.execute("SELECT 'prepared'")
+        other.execute("SET search_path = nowhere")
+        other.execute("SET ROLE pg_monitor")
+    kept.give_back()
+    assert kept.take() == url
+    with kept.session(url) as one, kept.session(url) as other:
+        assert {one.info.backend_pid, other.info.backend_pid} == pids
+        for session in (one, other):
+            found = session.execute(
+                "SELECT to_regclass('gone'), current_setting('search_path'), current_user"
+            ).fetchone()
+            assert found == (None, '"$user", public', "postgres")
+            assert session.row_factory is tuple_row
+            assert session.execute("TABLE pg_prepared_statements").rowcount == 0
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda one: one.close(), id="closed"),
+        pytest.param(lambda one: one.execute("BEGIN"), id="in a transaction"),
+    ],
+)
+def test_a_session_that_a_test_does_not_leave_as_it_was_is_not_kept(
+    kept: KeptDatabase, end: Callable[[Any], object]
+) -> None:
+    url = kept.take()
+    with kept.session(url) as one:
+        pid = one.info.backend_pid
+        end(one)
+    with kept.session(url) as other:
+        assert other.info.backend_pid != pid
+
+
+def test_a_kept_session_that_a_test_ended_is_replaced(kept: KeptDatabase) -> None:
+    url = kept.take()
+    with kept.session(url) as ended, kept.session(url) as ending:
+        pid = ended.info.backend_pid
+        ending.execute("SELECT pg_terminate_backend(%s, 30000)", [pid])
+    kept.give_back()
+    assert kept.take() == url
+    with kept.session(url) as one, kept.session(url) as other:
+        assert pid not in {one.info.backend_pid, other.info.backend_pid}
+        assert one.execute("SELECT 1").rowcount == other.execute("SELECT 1").rowcount == 1
+
+
+def test_a_session_of_another_database_is_not_kept(
+    kept: KeptDatabase, empty_database_url: str
+) -> None:
+    url = kept.take()
+    with kept.session(empty_database_url) as other:
+        name = other.info.dbname
+    with kept.session(url) as one:
+        assert one.info.dbname != name

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.support.named_tests import names_of_tests
+from tests.support.named_tests import is_test
 
 TESTS = Path(__file__).parent.parent
 TEXT = (TESTS / "SHEDLOCK.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py::[\w:]+)`", TEXT)))
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_each_test_that_is_named_exists(named: str) -> None:
-    module, _, test = named.partition("::")
-    assert test in names_of_tests(TESTS / module)
+def test_each_test_that_is_named_exists() -> None:
+    assert len(NAMED) > 50
+    assert [named for named in NAMED if not is_test(TESTS, named)] == []
 
 
 def test_each_row_names_a_test_or_says_why_there_is_none() -> None:

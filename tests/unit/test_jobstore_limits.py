@@ -56,6 +56,11 @@ def cron(**fields: Any) -> CronTrigger:
     return CronTrigger(timezone="UTC", **fields)
 
 
+def daily(first: datetime) -> IntervalTrigger:
+    """Return a trigger that is asked in a tenth of a cron trigger's time."""
+    return IntervalTrigger(days=1, start_date=first, timezone="UTC")
+
+
 def nested(depth: int, kind: Any = OrTrigger) -> Any:
     """Return a trigger within so many combinations."""
     trigger: Any = cron(hour=3)
@@ -88,15 +93,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The cron triggers that are asked for a run time."""
+    """The triggers that are asked for a run time, each time, but for combinations."""
     triggers: list[Any] = []
-    ask = CronTrigger.get_next_fire_time
 
-    def note(self: Any, *arguments: Any) -> Any:
-        triggers.append(self)
-        return ask(self, *arguments)
+    def noted(ask: Any) -> Any:
+        def note(self: Any, *arguments: Any) -> Any:
+            triggers.append(self)
+            return ask(self, *arguments)
 
-    monkeypatch.setattr(CronTrigger, "get_next_fire_time", note)
+        return note
+
+    for kind in (CronTrigger, IntervalTrigger):
+        monkeypatch.setattr(kind, "get_next_fire_time", noted(kind.get_next_fire_time))
     yield triggers
     monkeypatch.undo()
 
@@ -252,7 +260,8 @@ class TestOneCall:
         self, ask: Callable[[Any], Any], asked: list[Any]
     ) -> None:
         """The parts agree nowhere; within APScheduler, this is asked for hours."""
-        parts = [cron(hour=number % 24, minute=number % 60) for number in range(800)]
+        begin = NOW.replace(hour=0, minute=0, second=0)
+        parts = [daily(begin + timedelta(minutes=number)) for number in range(800)]
         trigger = AndTrigger([AndTrigger(parts[:400]), AndTrigger(parts[400:])], jitter=3)
         try:
             ask(trigger)

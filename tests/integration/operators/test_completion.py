@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 
 from tests.support.commands import environment
 from tests.support.polling import eventually
 from tests.support.rows import add_job, add_replica, add_task
 
-# The command. A shell waits for names for two seconds, in which a busy machine may give no answer.
-PATIENT = """
-import runpy
+# Answers shells, each in a process of its own, forked from one that has imported the command.
+ANSWERING = """
+import json, os, sys
+from apscheduler_tasklock import cli
 from apscheduler_tasklock.cli import completion
-completion._TIMEOUT = 60.0
-runpy.run_module("apscheduler_tasklock", run_name="__main__")
+{change}
+for environment in json.loads(sys.argv[1]):
+    pid = os.fork()
+    if not pid:
+        os.environ.update(environment)
+        os._exit(cli.main(["no", "command"]))  # what a shell that asks does not come to
+    os.waitpid(pid, 0)
 """
 
-# The command with a mock in place of the task locks, because a wait is not to be measured.
+# A shell waits for names for two seconds, in which a busy machine may give no answer.
+PATIENT = "completion._TIMEOUT = 60.0"
+
+# A mock in place of the task locks, because a wait is not to be measured.
 NOTING = """
-import os, runpy
-from apscheduler_tasklock.cli import completion
-completion.task_locks = lambda options: open(os.environ["ASKED"], "w").write(str(options.timeout))
-runpy.run_module("apscheduler_tasklock", run_name="__main__")
+def noting(options):
+    with open(os.environ["ASKED"], "w") as asked:
+        asked.write(str(options.timeout))
+
+completion.task_locks = noting
 """
+
+
+def answer(change: str, database_url: str, shells: Iterable[dict[str, str]]) -> None:
+    """Let the command answer shells, each of which is an environment."""
+    subprocess.run(
+        [sys.executable, "-c", ANSWERING.format(change=change), json.dumps([*shells])],
+        env=environment(database_url),
+        timeout=100,
+        check=True,
+    )
 
 
 def asking(line: str, written: Path) -> dict[str, str]:
@@ -43,50 +64,42 @@ def asking(line: str, written: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("sta", ["status"]),
-        ("jo", ["jobs"]),
-        ("status --st", ["--state"]),
-        ("status --state too", ["too-long"]),
-        ("show rep", ["report"]),
-        ("runs --outcome error,mis", ["error,missed"]),
-        ("runs --replica we", ["web-1"]),
-        ("pause --namespace shop: re", ["reorder"]),
-        ("jobs rem", ["remove", "reminder"]),
-        ("jobs pause rem", ["reminder"]),
-    ],
-)
+FOUND = {
+    "sta": ["status"],
+    "jo": ["jobs"],
+    "status --st": ["--state"],
+    "status --state too": ["too-long"],
+    "show rep": ["report"],
+    "runs --outcome error,mis": ["error,missed"],
+    "runs --replica we": ["web-1"],
+    "pause --namespace shop: re": ["reorder"],
+    "jobs rem": ["reminder", "remove"],
+    "jobs pause rem": ["reminder"],
+}
+
+
 def test_a_shell_is_told_what_can_stand_at_the_cursor(
-    line: str,
-    found: list[str],
-    database_url: str,
-    connection: psycopg.Connection[Any],
-    tmp_path: Path,
+    database_url: str, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     add_task(connection, "report")
     add_task(connection, "shop:reorder")
     add_job(connection, "reminder")
     add_replica(connection, "web-1", ["report"])
-    written = tmp_path / "written"
+    written = {line: tmp_path / str(number) for number, line in enumerate(FOUND)}
 
-    def told() -> list[str]:
-        subprocess.run(
-            [sys.executable, "-c", PATIENT],
-            env=environment(database_url, **asking(line, written)),
-            timeout=60,
-            check=False,
-        )
-        return sorted(written.read_text().split())
+    def told() -> dict[str, list[str]]:
+        answer(PATIENT, database_url, (asking(line, file) for line, file in written.items()))
+        return {line: sorted(file.read_text().split()) for line, file in written.items()}
 
     # A shell is told nothing if the database answers too late, and asks again at the next key.
-    eventually(lambda: told() == sorted(found), instead=told)
+    eventually(lambda: told() == FOUND, instead=told)
 
 
-@pytest.mark.parametrize("line", ["status rep", "pause rep", "jobs pause rem", "runs --replica we"])
-def test_a_shell_waits_for_no_command_longer_than_for_others(line: str, tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    env = environment("", **asking(line, tmp_path / "written"), ASKED=str(asked))
-    subprocess.run([sys.executable, "-c", NOTING], env=env, timeout=60, check=False)
-    assert asked.read_text() == "2.0"
+def test_a_shell_waits_for_no_command_longer_than_for_others(tmp_path: Path) -> None:
+    lines = ["status rep", "pause rep", "jobs pause rem", "runs --replica we"]
+    asked = {line: tmp_path / f"asked-{number}" for number, line in enumerate(lines)}
+    shells = (
+        {**asking(line, tmp_path / "written"), "ASKED": str(file)} for line, file in asked.items()
+    )
+    answer(NOTING, "", shells)
+    assert {line: file.read_text() for line, file in asked.items()} == dict.fromkeys(lines, "2.0")
