@@ -1451,8 +1451,9 @@ class TestRunsWhereItCan:
     def test_where_locks_are_off_what_two_replicas_have_read_runs_on_one_with_one_warning_each(
         self, make: Make, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        # Started paused: a scheduler that is paused later may be about to process its jobs once more.
-        first, second = make(enabled=False, paused=True), make(enabled=False)
+        first, second = make(enabled=False, start=False), make(enabled=False)
+        # Not paused later, when it may be about to process its jobs once more.
+        first.scheduler.start(paused=True)
         reads = []
 
         def wait_for_the_first(found: DueRows) -> None:
