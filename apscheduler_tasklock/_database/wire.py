@@ -37,6 +37,9 @@ ASKING_LIMIT = 0.2
 # The function of PostgreSQL that ends a wait for a synchronous standby before the standby has
 # confirmed the commit, and gives a warning. Its text is translated.
 _GIVES_UP_WAITING = "SyncRepWaitForLSN"
+# The function of PostgreSQL that ends a session because another one has crashed, or at an immediate
+# shutdown. Its last message is only a warning.
+_ENDS_ALL_SESSIONS = "quickdie"
 # Limits how often an idle connection is read to find out whether its other side has ended it.
 _MOST_READS = 10
 # Limits the statements that a connection prepares. Each stays in the server's memory, and values of
@@ -137,11 +140,8 @@ class Wire:
         :raises NoAnswerError: the answer did not come in time
         :raises UnconfirmedError: the server has committed, without a synchronous standby
         """
-        transformer, pgconn = self._transformer, self._pgconn
-        if isinstance(query, str):
-            query = query.encode(self.encoding)
-        values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
-        types, formats = transformer.types, transformer.formats
+        query, values, types, formats = self._dumped(query, parameters)
+        pgconn = self._pgconn
         self._begin()
         name = b""
         if self.is_direct:
@@ -175,15 +175,14 @@ class Wire:
         """
         if not psycopg.Pipeline.is_supported():  # libpq before version 14
             return [self.send(query, parameters) for query, parameters in statements]
-        transformer, pgconn = self._transformer, self._pgconn
+        # Dump all values first: one that cannot be dumped must leave nothing sent in part.
+        dumped = [self._dumped(query, parameters) for query, parameters in statements]
+        pgconn = self._pgconn
         self._begin()
         pgconn.enter_pipeline_mode()
         try:
-            for query, parameters in statements:
-                text = query.encode(self.encoding) if isinstance(query, str) else query
-                values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
-                types, formats = transformer.types, transformer.formats
-                pgconn.send_query_params(text, values, types, formats, Format.BINARY)
+            for query, values, types, formats in dumped:
+                pgconn.send_query_params(query, values, types, formats, Format.BINARY)
             pgconn.pipeline_sync()
             return self._answered()[:-1]
         finally:
@@ -217,6 +216,16 @@ class Wire:
         status = self._pgconn.transaction_status
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             self.script(text)
+
+    def _dumped(
+        self, query: bytes | str, parameters: Sequence[object]
+    ) -> tuple[bytes, Any, Any, Any]:
+        """Return a query and its values as they are sent, and the values' types and formats."""
+        if isinstance(query, str):
+            query = query.encode(self.encoding)
+        transformer = self._transformer
+        values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
+        return query, values, transformer.types, transformer.formats
 
     def _name(self, key: tuple[bytes, object], query: bytes, types: Any) -> bytes:
         """Return the name of a prepared statement; empty: it is not prepared.
@@ -414,7 +423,8 @@ class _Said:
         """Note a notice."""
         if said.source_function == _GIVES_UP_WAITING:
             self.is_unconfirmed = True
-        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+        is_fatal = said.severity_nonlocalized in ("FATAL", "PANIC")
+        if is_fatal or said.source_function == _ENDS_ALL_SESSIONS:
             self.last_words = said.sqlstate or ""
 
 
