@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import psycopg
 from psycopg.adapt import PyFormat, Transformer
@@ -37,6 +38,9 @@ ASKING_LIMIT = 0.2
 # The function of PostgreSQL that ends a wait for a synchronous standby before the standby has
 # confirmed the commit, and gives a warning. Its text is translated.
 _GIVES_UP_WAITING = "SyncRepWaitForLSN"
+# The function of PostgreSQL that ends a session because another one has crashed, or at an immediate
+# shutdown. Its last message is only a warning.
+_ENDS_ALL_SESSIONS = "quickdie"
 # Limits how often an idle connection is read to find out whether its other side has ended it.
 _MOST_READS = 10
 # Limits the statements that a connection prepares. Each stays in the server's memory, and values of
@@ -45,9 +49,6 @@ _MOST_PREPARED = 300
 
 _ERROR: Final = int(ExecStatus.FATAL_ERROR)
 _ROWS: Final = int(ExecStatus.TUPLES_OK)
-# The names of prepared statements are not psycopg's, because a listener of an application's engine
-# may use the same connection, by psycopg. Each name is given once, also for several wires.
-_numbers = count()
 
 
 class NoAnswerError(psycopg.OperationalError):
@@ -83,8 +84,7 @@ class Wire:
     :param deadline: ends the waits sooner
     :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
         is prepared through a pooler: some poolers do not know prepared statements, and let several
-        clients use one server connection. All replicas give their prepared statements the same
-        names, so one could run a statement that another one has prepared, without an error.
+        clients use one server connection.
     """
 
     def __init__(
@@ -105,6 +105,9 @@ class Wire:
         # The names of prepared statements, by their texts and the types of their values. An empty
         # name is that of a statement that was sent once.
         self._prepared: dict[tuple[bytes, object], bytes] = {}
+        # The names are this wire's alone. A pooler that was not recognized may lend the session to
+        # others, and one of them would run its statements under the same names.
+        self._mark, self._numbers = uuid4().hex[:8], count()
         connection.add_notice_handler(self._said.hear)
 
     def limit(self, seconds: float, deadline: Deadline) -> None:
@@ -137,11 +140,8 @@ class Wire:
         :raises NoAnswerError: the answer did not come in time
         :raises UnconfirmedError: the server has committed, without a synchronous standby
         """
-        transformer, pgconn = self._transformer, self._pgconn
-        if isinstance(query, str):
-            query = query.encode(self.encoding)
-        values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
-        types, formats = transformer.types, transformer.formats
+        query, values, types, formats = self._dumped(query, parameters)
+        pgconn = self._pgconn
         self._begin()
         name = b""
         if self.is_direct:
@@ -175,15 +175,14 @@ class Wire:
         """
         if not psycopg.Pipeline.is_supported():  # libpq before version 14
             return [self.send(query, parameters) for query, parameters in statements]
-        transformer, pgconn = self._transformer, self._pgconn
+        # Dump all values first: one that cannot be dumped must leave nothing sent in part.
+        dumped = [self._dumped(query, parameters) for query, parameters in statements]
+        pgconn = self._pgconn
         self._begin()
         pgconn.enter_pipeline_mode()
         try:
-            for query, parameters in statements:
-                text = query.encode(self.encoding) if isinstance(query, str) else query
-                values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
-                types, formats = transformer.types, transformer.formats
-                pgconn.send_query_params(text, values, types, formats, Format.BINARY)
+            for query, values, types, formats in dumped:
+                pgconn.send_query_params(query, values, types, formats, Format.BINARY)
             pgconn.pipeline_sync()
             return self._answered()[:-1]
         finally:
@@ -218,6 +217,16 @@ class Wire:
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             self.script(text)
 
+    def _dumped(
+        self, query: bytes | str, parameters: Sequence[object]
+    ) -> tuple[bytes, Any, Any, Any]:
+        """Return a query and its values as they are sent, and the values' types and formats."""
+        if isinstance(query, str):
+            query = query.encode(self.encoding)
+        transformer = self._transformer
+        values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
+        return query, values, transformer.types, transformer.formats
+
     def _name(self, key: tuple[bytes, object], query: bytes, types: Any) -> bytes:
         """Return the name of a prepared statement; empty: it is not prepared.
 
@@ -231,7 +240,7 @@ class Wire:
         if name is None and len(self._prepared) < _MOST_PREPARED:
             self._prepared[key] = b""
         elif name == b"":
-            name = f"tasklock_{next(_numbers)}".encode()
+            name = f"tasklock_{self._mark}_{next(self._numbers)}".encode()
             self._pgconn.send_prepare(name, query, types)
             self._answered()
             self._prepared[key] = name
@@ -413,7 +422,8 @@ class _Said:
         """Note a notice."""
         if said.source_function == _GIVES_UP_WAITING:
             self.is_unconfirmed = True
-        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+        is_fatal = said.severity_nonlocalized in ("FATAL", "PANIC")
+        if is_fatal or said.source_function == _ENDS_ALL_SESSIONS:
             self.last_words = said.sqlstate or ""
 
 

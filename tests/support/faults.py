@@ -8,13 +8,13 @@ from typing import Literal
 
 from tests.support.proxy import Last, Proxy
 
-# Texts that mark the library's statements. A statement's text goes over the wire until psycopg
-# prepares the statement, so in its first five executions on a connection.
+# Texts that mark the library's statements. A statement's text goes over the wire until it is
+# prepared, so in its first two executions on a connection.
 CLAIM = b"), claimed AS ("
 RERUN = b"cause uuid"
 FIRST_CLAIM = b"FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id"
 RELEASE = b"finished_at = COALESCE("
-RENEWAL = b"AS renewal ("
+RENEWAL = b"asked.is_last AS overruns"
 READ = b"AS read_only) AS server"
 
 Point = Literal["before", "after", "halfway"]

@@ -64,6 +64,7 @@ class TestSending:
         results = wire.together([("SELECT $1::text", ["x" * LARGE])] * 3)
         assert [len(result.get_value(0, 0) or b"") for result in results] == [LARGE] * 3
 
+    @pytest.mark.direct("a temporary table is of a session")
     def test_nothing_is_executed_after_a_statement_that_fails(self, wire: Wire) -> None:
         wire.script("CREATE TEMPORARY TABLE seen (number int)")
         add = "INSERT INTO seen VALUES ($1)"
@@ -72,6 +73,12 @@ class TestSending:
         wire.undo()
         assert wire.is_idle
         assert wire.cursor().execute("SELECT number FROM seen").fetchall() == []
+
+    def test_nothing_is_sent_if_one_of_several_cannot_be(self, wire: Wire) -> None:
+        with pytest.raises(psycopg.DataError):
+            wire.together([("BEGIN", ()), ("SELECT $1::text", ["\0"]), ("COMMIT", ())])
+        assert wire.is_idle
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
 
     @pytest.mark.direct("nothing is prepared through a pooler")
     def test_a_statement_that_could_not_be_prepared_is_prepared_later(self, wire: Wire) -> None:
@@ -91,6 +98,7 @@ class TestSending:
 
 
 class TestTransactions:
+    @pytest.mark.direct("a temporary table is of a session")
     def test_an_error_in_a_part_leaves_the_transaction_usable(self, wire: Wire) -> None:
         wire.script("CREATE TEMPORARY TABLE seen (number int)")
         with wire.transaction():
@@ -102,6 +110,7 @@ class TestTransactions:
         assert wire.is_idle
         assert wire.cursor().execute("SELECT number FROM seen").fetchall() == [(1,), (3,)]
 
+    @pytest.mark.direct("a temporary table is of a session")
     def test_one_that_is_undone_leaves_nothing(self, wire: Wire) -> None:
         wire.script("CREATE TEMPORARY TABLE seen (number int)")
         with wire.transaction(undone=True):
@@ -132,6 +141,7 @@ class TestAnswers:
         assert cursor.execute(query).fetchall() == [Pair(1, None)]
         assert cursor.columns == ["one", "other"]
 
+    @pytest.mark.direct("a temporary table is of a session")
     def test_changed_rows_are_counted(self, wire: Wire) -> None:
         wire.script("CREATE TEMPORARY TABLE seen AS SELECT generate_series(1, 3) AS number")
         assert wire.cursor().execute("UPDATE seen SET number = 0").rowcount == 3
@@ -179,6 +189,17 @@ class TestAnswers:
         proxy.to_client = join
         assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
         assert wire.ended() == psycopg.errors.AdminShutdown.sqlstate
+
+    def test_the_last_words_of_a_server_that_crashes_are_heard(
+        self, open_wire: Callable[[str], Wire], proxy: Proxy
+    ) -> None:
+        """They are a warning. A server that ends at once does not always come to say them."""
+        fields = b"SWARNING\0VWARNING\0C57P02\0Mterminating\0Fpostgres.c\0L1\0Rquickdie\0\0"
+        said = b"N" + (len(fields) + 4).to_bytes(4, "big") + fields
+        wire = open_wire(proxy.url)
+        proxy.to_client = lambda data: Last(data + said)
+        assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
+        assert wire.ended() == psycopg.errors.CrashShutdown.sqlstate
 
     def test_what_tls_has_read_ahead_is_found(
         self, wire: Wire, monkeypatch: pytest.MonkeyPatch
