@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ import pytest
 from tests.contract.conftest import row
 from tests.support.waist import (
     AnyAttempt,
+    ClaimContext,
     ClaimRequest,
     Decision,
     Replica,
@@ -123,7 +125,7 @@ def test_a_rerun_whose_lease_is_over_when_its_answer_comes_gets_a_new_one(
 ) -> None:
     wanted = attempt(kind(one), believing(one.protocol))
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", Clock([began, began + LEASE + 1]))
+    see_times(monkeypatch, [began, began + LEASE + 1])
     assert isinstance(wanted.send(one.cursor), Exception)
     assert wanted.in_doubt
     granted = row(one.connection)
@@ -160,11 +162,20 @@ def test_a_takeover_that_waited_for_long_is_begun_only_of_what_was_handed_over(
     context = believing(one.protocol)
     wanted = attempt(replace(takeover(one), handed_over=handed_over), context)
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", Clock([began, began + 1.5]))
+    see_times(monkeypatch, [began, began + 1.5])
     decided: Any = wanted.send(one.cursor)
     assert decided.answer.granted is handed_over
     assert wanted.in_doubt is not handed_over  # so it is handed over
     assert context.outage.stable is handed_over
+
+
+def see_times(monkeypatch: pytest.MonkeyPatch, times: list[float]) -> None:
+    """Let attempts at claims see the first of these times once, and then the second one.
+
+    The connection goes by the real clock, so that the limits of its waits stay what they are.
+    """
+    clock = SimpleNamespace(monotonic=Clock(times), time=time.time)
+    monkeypatch.setattr(f"{ClaimContext.__module__}.time", clock)
 
 
 class Clock:

@@ -317,6 +317,7 @@ class TestDeaths:
         travel(100)
         waiting = "SELECT FROM pg_locks WHERE NOT granted"
         with psycopg.connect(direct_url) as releasing, ThreadPoolExecutor(1) as pool:
+            releasing.execute("SELECT 1")  # begins a transaction
             Replica("one", releasing).end(claim_id, outcome="ok")  # and not committed yet
             with psycopg.connect(direct_url, autocommit=True) as claiming:
                 claimed = pool.submit(Replica("other", claiming).granted)
@@ -531,6 +532,7 @@ class TestLateReleases:
         with psycopg.connect(direct_url) as following, ThreadPoolExecutor(1) as pool:
             other = Replica("other", following)
             did = other.give_up if follows == "giving up" else other.takes_over
+            following.execute("SELECT 1")  # begins a transaction
             assert did(dead[0])  # and not committed yet
             with psycopg.connect(direct_url, autocommit=True) as releasing:
                 late = Replica("one", releasing)

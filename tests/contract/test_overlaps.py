@@ -172,7 +172,9 @@ class Stage:
         connect_wire = connector(make_url(url), ATTEMPT, "overlaps", None)
 
         def connect() -> psycopg.Connection[Any]:
-            return closing.enter_context(connect_wire(0).connection)
+            connection = closing.enter_context(connect_wire(0).connection)
+            connection.autocommit = True
+            return connection
 
         def connect_later(which: int, _first: int) -> Wire:
             wire = connect_wire(0)

@@ -38,7 +38,7 @@ from tests.support import pool_jobs
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.schedulers import NO_DATABASE, Replica
-from tests.support.waist import MemoryTaskLocks, Unlocked, standing_in
+from tests.support.waist import MemoryTaskLocks, Unlocked, use_stand_in
 
 RUN_TIME = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -383,7 +383,7 @@ def test_a_child_that_is_forked_while_another_thread_decides_on_a_claim_claims(
     stand_in: Unlocked | MemoryTaskLocks,
 ) -> None:
     # The test's thread stands for the other one: the child has its locks and not that thread.
-    with standing_in(stand_in), stand_in.lock:
+    with use_stand_in(stand_in), stand_in.lock:
         child = os.fork()
         if child == 0:
             signal.alarm(10)
