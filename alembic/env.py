@@ -10,7 +10,7 @@ from logging.config import fileConfig
 from alembic import context
 from sqlalchemy import Connection
 
-from apscheduler_tasklock._database.url import given_database
+from apscheduler_tasklock._database.url import given_or_environment_database
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.migrations import (
     log_notes,
@@ -43,7 +43,7 @@ def main() -> None:
         run_on(attributes["connection"])
     else:
         how = "Pass alembic -x database=postgresql://user@host/name upgrade head"
-        database = given_database(arguments.get("database"), how)
+        database = given_or_environment_database(arguments.get("database"), how)
         with migration_engine(database).connect() as connection:
             run_on(connection)
 

@@ -35,12 +35,12 @@ from apscheduler_tasklock._database.url import UNUSED
 from apscheduler_tasklock._lock.client import (
     LockClient,
     client_at_start,
-    client_now,
+    client_or_stand_in,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    ClosedRun,
+    ClosedDeadRun,
     MissedTimes,
     TaskRow,
 )
@@ -832,7 +832,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 raise MaxInstancesReachedError(job)
             self._count_active(submission)
         try:
-            runs.submit(submission, client_now(self.locks), self._notifier(submission.awaited))
+            runs.submit(
+                submission, client_or_stand_in(self.locks), self._notifier(submission.awaited)
+            )
         except BaseException:
             self._forget_active(submission)
             raise
@@ -915,7 +917,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
 
-    def _given_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _given_up(self, dead: TaskRow, closed: ClosedDeadRun, key: JobKey, reason: str) -> None:
         """Report a dead run that is given up."""
         job_id, jobstore = key
         dispatch = event_dispatcher(self._inner, self._adapter.dispatch, awaited=False)

@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient, Released, client_now
+from apscheduler_tasklock._lock.client import LockClient, Released, client_or_stand_in
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
@@ -192,7 +192,7 @@ class TaskLocks:
             message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        client_now(self._client).check()
+        client_or_stand_in(self._client).check()
 
     def database_time(self) -> datetime:
         """Return the time by the database's clock, by which all rows are to be judged.
@@ -228,7 +228,7 @@ class TaskLocks:
         # Imported here, because a replica that only runs jobs does not need Alembic.
         from apscheduler_tasklock._doctor.checks import examine
 
-        client = client_now(self._client)
+        client = client_or_stand_in(self._client)
         if client.settings.stand_in is not None:
             client.ask(lambda cursor: cursor.execute())  # raises, because there is no database
         return list(examine(client.settings.database, client.table, namespace))
@@ -770,7 +770,7 @@ class TaskLocks:
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
                 _wait_for_table(attempt)
-            made = client_now(self._client).act(
+            made = client_or_stand_in(self._client).act(
                 lambda cursor, in_doubt: self._operations.pause_all(
                     cursor,
                     namespace,
@@ -968,7 +968,7 @@ class TaskLocks:
         :raises TaskLockStateError: the task runs, or a live replica has it
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        return client_now(self._client).act(
+        return client_or_stand_in(self._client).act(
             lambda cursor, in_doubt: self._operations.forget(cursor, name, is_in_doubt=in_doubt),
             "the task was forgotten",
         )
@@ -987,7 +987,7 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_patterns("forget_replicas", [pattern])
-        return client_now(self._client).act(
+        return client_or_stand_in(self._client).act(
             lambda cursor, in_doubt: self._operations.forget_replicas(
                 cursor, pattern, is_in_doubt=in_doubt
             ),
@@ -1095,10 +1095,10 @@ class TaskLocks:
 
     def _job_changes(self, by: str | None) -> JobChanges:
         check_lengths("a change of a job", by=by)
-        return JobChanges(client_now(self._client), by or operator_here())
+        return JobChanges(client_or_stand_in(self._client), by or operator_here())
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
-        client = client_now(self._client)
+        client = client_or_stand_in(self._client)
         return client.ask(lambda cursor: operation(self._operations, cursor), goes_first=True)
 
     def _act(self, whether: str, action: Callable[[Any], Result]) -> Result:
@@ -1106,7 +1106,7 @@ class TaskLocks:
 
         :param whether: what may have been done, in words
         """
-        client = client_now(self._client)
+        client = client_or_stand_in(self._client)
         # Its own entries tell whether it was done before.
         return client.act(lambda cursor, in_doubt: action(cursor), whether)
 
@@ -1246,7 +1246,7 @@ class Hold:
         # A test may have set a stand-in for the database. Keep the stand-in's client until the
         # release, even if the test removes the stand-in before, because only the stand-in can
         # release a lock that it has granted.
-        now = client_now(own)
+        now = client_or_stand_in(own)
         self._stands_in = None if now is own else now
         entering = ExitStack()
         entering.push(self._not_entered)

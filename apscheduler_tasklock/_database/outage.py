@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.sqlstates import (
     TableLockedError,
     UnconfirmedError,
     one_line,
-    row_locked,
+    row_locked_error,
 )
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
@@ -337,7 +337,7 @@ def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:
 
 def _kind(error: psycopg.Error) -> Callable[[str], TaskLockDatabaseError]:
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return row_locked
+        return row_locked_error
     if (error.sqlstate or "").startswith(CONFLICT_STATES):
         return ConflictError
     if _is_full(error):

@@ -88,7 +88,7 @@ class NotSentError(TaskLockDatabaseError):
     """The request was not sent, because its turn did not come in time."""
 
 
-def row_locked(said: str = "") -> RowLockedError:
+def row_locked_error(said: str = "") -> RowLockedError:
     """Return the error of a statement that has found its row locked.
 
     :param said: what the server has said

@@ -35,7 +35,7 @@ _SEVERAL_AT_SIGNS = (
 )
 
 
-def given_database(
+def given_or_environment_database(
     database: Given | None, how: str = "Pass postgresql://user@host/name"
 ) -> Given | str:
     """Return the database that was given, or else that of the environment.

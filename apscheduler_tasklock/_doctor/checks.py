@@ -51,13 +51,13 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.check import (
     UPGRADE_COMMAND,
     Found,
-    command,
     explain_rejection,
     in_another_schema_error,
     look_up,
     missing_table_error,
     problems_of,
     read_elsewhere,
+    with_table_options,
 )
 from apscheduler_tasklock.schema.inspection import (
     Blocker,
@@ -591,11 +591,11 @@ class _Examination:
                 "revision",
                 "note",
                 "none is noted, although the tables are there",
-                f"note it with: {command(UPGRADE_COMMAND, self._task_lock)}",
+                f"note it with: {with_table_options(UPGRADE_COMMAND, self._task_lock)}",
             )
         elif revision.is_known:
-            remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
-            yield Finding("revision", "wrong", says, remedy)
+            upgrade = with_table_options(UPGRADE_COMMAND, self._task_lock)
+            yield Finding("revision", "wrong", says, f"bring them up to date with: {upgrade}")
         else:
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"

@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     LockEnds,
     Message,
     MissNotes,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     Registrations,
     ReleaseAnswer,
@@ -203,7 +203,7 @@ _HOW: dict[type[Message[Any]], Callable[[UnlockedProtocol, Any], Any]] = {
 # The empty answers to messages that mean nothing where a stand-in has no rows for them, each as the
 # class that makes it.
 _EMPTY: dict[type[Message[Any]], Callable[[], Any]] = {
-    **dict.fromkeys((Prune, RemoveReplicas, Resign, Retire, ShortenHistory, Stop), int),
+    **dict.fromkeys((PruneOneOffs, RemoveReplicas, Resign, Retire, ShortenHistory, Stop), int),
     **dict.fromkeys((MissNotes, ScheduleNotes), set),
     Registrations: list,
     Reruns: dict,

@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.sqlstates import (
     ConflictError,
     RowLockedError,
     is_rolled_back,
-    row_locked,
+    row_locked_error,
 )
 from apscheduler_tasklock._lock.database_clock import DatabaseClock, later
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     Claims,
     ClaimTimes,
-    ClosedRun,
+    ClosedDeadRun,
     LockProtocol,
     ReleaseRequest,
     Renewal,
@@ -136,7 +136,7 @@ class ClaimContext:
 
 
 @dataclass(frozen=True)
-class Decision:
+class TimedAnswer:
     """The decision on a claim: its answer, and when the claim was sent.
 
     :ivar answer: the task's row after the claim; ``None`` if there was nothing to claim
@@ -147,7 +147,7 @@ class Decision:
     sent: float
 
 
-class Attempt(Request[Decision], Generic[Wanted]):
+class Attempt(Request[TimedAnswer], Generic[Wanted]):
     """A claim of any kind, which is sent until its answer can be used.
 
     :ivar request: the request; it gets another claim id if a grant could not be used
@@ -163,14 +163,14 @@ class Attempt(Request[Decision], Generic[Wanted]):
         self.request = request
         self.in_doubt = False
         self.wanted_at: float | None = None
-        self.report_closed: Callable[[ClosedRun], object] = lambda _closed: None
+        self.report_closed: Callable[[ClosedDeadRun], object] = lambda _closed: None
         self.sender = self._context = context
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether the claim may have been granted although its statement failed."""
         self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
-    def send(self, cursor: Any) -> Decision | TaskLockError:
+    def send(self, cursor: Any) -> TimedAnswer | TaskLockError:
         """Send this claim alone."""
         [decided] = self.send_together(cursor, [self])
         return decided
@@ -211,7 +211,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         """Whether an earlier grant has to be undone first, on the same cursor."""
         return self._to_undo is not None
 
-    def send(self, cursor: Any) -> Decision | TaskLockError:
+    def send(self, cursor: Any) -> TimedAnswer | TaskLockError:
         """Send the claim, and send it again if its answer cannot be used.
 
         :return: the decision; or an error if the task's name cannot be stored, in which case
@@ -230,23 +230,23 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             times = context.read_times(sent, lag)
             answer = context.protocol.execute(cursor, Claim(self.request, times))
             if answer.closed is not None:
-                self.report_closed(ClosedRun(**answer.closed))
+                self.report_closed(ClosedDeadRun(**answer.closed))
             if self.in_doubt:
                 answers = context.confirmed(cursor, [self], {self.request.claim_id: answer})
                 if not answers:
-                    return row_locked()
+                    return row_locked_error()
                 [answer] = answers.values()
             is_bound = context.learn([answer], sent, times.latest)
             if self._is_usable(answer, sent, is_bound=is_bound):
                 if error := self._why_again(answer, times):
                     raise error
-                return Decision(answer, sent)
+                return TimedAnswer(answer, sent)
         raise TaskLockDatabaseError(CLOCK_JUMPS)
 
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None = None
-    ) -> list[Decision | TaskLockError]:
+    ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement. A second statement claims the tasks without a row.
 
         Each of the two statements is a transaction of its own. A claim whose task's name cannot be
@@ -263,7 +263,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
     @classmethod
     def _send_stored(
         cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None
-    ) -> list[Decision | TaskLockDatabaseError]:
+    ) -> list[TimedAnswer | TaskLockDatabaseError]:
         context = requests[0]._context
         for attempt in requests:
             attempt._undo(cursor)
@@ -308,14 +308,14 @@ class ClaimAttempt(Attempt[ClaimRequest]):
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, *, is_bound: bool
-    ) -> Decision | TaskLockDatabaseError:
+    ) -> TimedAnswer | TaskLockDatabaseError:
         if answer is None:
-            return row_locked()
+            return row_locked_error()
         if error := self._why_again(answer, times):
             return error
         if not self._is_usable(answer, sent, is_bound=is_bound):
             return ConflictError(CLOCK_JUMPS)
-        return Decision(answer, sent)
+        return TimedAnswer(answer, sent)
 
     def _why_again(self, answer: ClaimAnswer, times: ClaimTimes) -> ConflictError | None:
         """Return the error of a claim that was not granted although the row looks free.
@@ -327,7 +327,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
             return None
         if answer.stays_refused(self.request, times):
             return ConflictError(CAME_LATE)
-        return row_locked()
+        return row_locked_error()
 
     def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
         """Return whether an answer can be used; if not, note that its grant is to be undone.
@@ -368,7 +368,7 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[RerunClaimAttempt]
-    ) -> list[Decision | TaskLockError]:
+    ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement; the answer is ``None`` if a row is gone."""
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
@@ -380,13 +380,15 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes
-    ) -> Decision | TaskLockError:
+    ) -> TimedAnswer | TaskLockError:
         if answer is None:
-            return row_locked() if self.in_doubt else Decision(None, sent)
+            return row_locked_error() if self.in_doubt else TimedAnswer(None, sent)
         if not answer.granted:
             if not answer.looks_free:
-                return Decision(answer, sent)
-            return row_locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
+                return TimedAnswer(answer, sent)
+            if answer.is_in_time(times.not_after):
+                return row_locked_error()
+            return ConflictError(CAME_LATE)
         if is_lease_over(answer, sent):
             self.in_doubt = True
             return ConflictError(TOO_LATE)
@@ -395,8 +397,8 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
             # It ends as refused, and is handed over, since it is in doubt.
             self.in_doubt = True
             self._context.outage.doubt()
-            return Decision(answer._replace(granted=False), sent)
-        return Decision(answer, sent)
+            return TimedAnswer(answer._replace(granted=False), sent)
+        return TimedAnswer(answer, sent)
 
 
 class StoredClaimAttempt(Attempt[ClaimRequest]):
@@ -413,7 +415,7 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[StoredClaimAttempt], most: int | None = None
-    ) -> list[Decision | TaskLockError]:
+    ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement.
 
         A claim whose task's name cannot be stored is not sent.
@@ -439,17 +441,17 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes, is_limited: bool
-    ) -> Decision | TaskLockDatabaseError:
+    ) -> TimedAnswer | TaskLockDatabaseError:
         if answer is None:
-            return row_locked()
+            return row_locked_error()
         if answer.granted and is_lease_over(answer, sent):
             self.in_doubt = True
             return TaskLockDatabaseError(TOO_LATE)
         if not answer.looks_free:
-            return Decision(answer, sent)
+            return TimedAnswer(answer, sent)
         if not answer.is_in_time(times.not_after):
             return ConflictError(CAME_LATE)
-        return GrantLimitError() if is_limited else row_locked()
+        return GrantLimitError() if is_limited else row_locked_error()
 
 
 # An attempt at a claim of any kind.
@@ -463,7 +465,7 @@ def report_closed_runs(
     for attempt in attempts:
         answer = answers.get(attempt.request.claim_id)
         if answer is not None and answer.closed is not None:
-            attempt.report_closed(ClosedRun(**answer.closed))
+            attempt.report_closed(ClosedDeadRun(**answer.closed))
 
 
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:

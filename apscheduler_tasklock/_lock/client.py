@@ -45,10 +45,10 @@ from apscheduler_tasklock._lock.claim_attempts import (
     AnyRequest,
     ClaimAttempt,
     ClaimContext,
-    Decision,
     GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
+    TimedAnswer,
 )
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
@@ -373,7 +373,9 @@ class LockClient:
             wanted = self.attempt(wanted)
         return self._database.get(self._asked(wanted))
 
-    def begin_claim(self, wanted: AnyRequest) -> AwaitedTicket[Decision, HeldLock | Refusal | None]:
+    def begin_claim(
+        self, wanted: AnyRequest
+    ) -> AwaitedTicket[TimedAnswer, HeldLock | Refusal | None]:
         """Begin a claim in a coroutine, which awaits its ``result``; see :meth:`claim`.
 
         If the coroutine is cancelled, the claim is withdrawn.
@@ -387,7 +389,7 @@ class LockClient:
         self,
         attempt: AnyAttempt,
         loop: asyncio.AbstractEventLoop | None = None,
-    ) -> AwaitedTicket[Decision, HeldLock | Refusal | None]:
+    ) -> AwaitedTicket[TimedAnswer, HeldLock | Refusal | None]:
         """Return the ticket of a claim.
 
         :param loop: the event loop of the coroutine that waits for the claim; ``None``: a thread
@@ -410,7 +412,7 @@ class LockClient:
         return asked
 
     def _conclude(
-        self, attempt: AnyAttempt, begun: float, outcome: Outcome[Decision]
+        self, attempt: AnyAttempt, begun: float, outcome: Outcome[TimedAnswer]
     ) -> HeldLock | Refusal | None:
         """Make the result of a claim from its outcome, in the database's thread."""
         self.outage.note_lease(attempt.request.lease)
@@ -438,7 +440,7 @@ class LockClient:
         loop: asyncio.AbstractEventLoop,
         attempt: AnyAttempt,
         begun: float,
-        outcome: Outcome[Decision],
+        outcome: Outcome[TimedAnswer],
     ) -> HeldLock | Refusal | None:
         """Make the result of a claim for a coroutine, in the database's thread."""
         try:
@@ -507,7 +509,7 @@ class LockClient:
         self.claiming.begin()
         self._database.submit(ticket)
 
-    def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[Decision]) -> Claimed:
+    def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
         """Make the result of a queue's claim from its outcome, in the database's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
@@ -554,7 +556,7 @@ class LockClient:
         until = time.monotonic() + self.longest_doubt
         self._database.submit(self._ticket_of(in_doubt, until, stays_until=until))
 
-    def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
+    def _claimed(self, request: AnyRequest, decision: TimedAnswer) -> HeldLock | Refusal | None:
         answer, sent = decision.answer, decision.sent
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
@@ -1096,7 +1098,7 @@ def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
     )
 
 
-def client_now(client: LockClient) -> LockClient:
+def client_or_stand_in(client: LockClient) -> LockClient:
     """Return the client to claim with now: this one, or in a test the client of a stand-in."""
     active, settings = active_stand_in(), client.settings
     if active is None or settings.stand_in is not None:

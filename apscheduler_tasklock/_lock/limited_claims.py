@@ -15,10 +15,10 @@ from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     ClaimAttempt,
-    Decision,
     GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
+    TimedAnswer,
 )
 from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._values import logger_of
@@ -64,7 +64,7 @@ class LimitedClaims(Request[None]):
         self._send_together: Callable[..., list[Any]] = type(attempts[0]).send_together
         self._left = most
         self._parts = [list(attempts)]
-        self._decided: dict[LimitedAttempt, Outcome[Decision]] = {}
+        self._decided: dict[LimitedAttempt, Outcome[TimedAnswer]] = {}
         self._is_rejected = False
 
     @property
@@ -90,7 +90,7 @@ class LimitedClaims(Request[None]):
             for attempt in (attempt for part in parts for attempt in part):
                 self._note(attempt, GrantLimitError())
 
-    def _note(self, attempt: LimitedAttempt, decided: Decision | Exception) -> None:
+    def _note(self, attempt: LimitedAttempt, decided: TimedAnswer | Exception) -> None:
         if isinstance(decided, Exception):
             self._decided[attempt] = Outcome(error=decided)
             return
@@ -119,12 +119,12 @@ class LimitedClaims(Request[None]):
             self._parts[:1] = [part[:half], part[half:]]
         return True
 
-    def outcomes(self, outcome: Outcome[None]) -> list[tuple[LimitedAttempt, Outcome[Decision]]]:
+    def outcomes(self, outcome: Outcome[None]) -> list[tuple[LimitedAttempt, Outcome[TimedAnswer]]]:
         """Return the outcome of each claim.
 
         :param outcome: the outcome of the last statement, for the claims without a decision
         """
-        failed: Outcome[Decision] = Outcome(error=outcome.error)
+        failed: Outcome[TimedAnswer] = Outcome(error=outcome.error)
         return [(each, self._decided.get(each, failed)) for each in self.attempts]
 
 
@@ -142,7 +142,7 @@ class _QueueTicket(Ticket[Any]):
         self,
         request: Request[Any],
         deadline: Deadline,
-        conclude: Callable[[AnyAttempt, Outcome[Decision]], Claimed],
+        conclude: Callable[[AnyAttempt, Outcome[TimedAnswer]], Claimed],
         report: Report,
         ended: Callable[[], object],
         **times: float,
@@ -152,7 +152,7 @@ class _QueueTicket(Ticket[Any]):
         self._report = report
         self._ended = ended
 
-    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[TimedAnswer]]]:
         """Return the outcome of each claim."""
         raise NotImplementedError
 
@@ -164,7 +164,7 @@ class _QueueTicket(Ticket[Any]):
         finally:
             self._ended()
 
-    def _claimed(self, attempt: AnyAttempt, outcome: Outcome[Decision]) -> Claimed:
+    def _claimed(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
         try:
             return self._conclude(attempt, outcome)
         except Exception as error:
@@ -187,7 +187,7 @@ class LimitedTicket(_QueueTicket):
             self.not_before = now
         return stays
 
-    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[TimedAnswer]]]:
         assert isinstance(self.request, LimitedClaims)
         return self.request.outcomes(outcome)
 
@@ -201,6 +201,6 @@ class SingleClaimTicket(_QueueTicket):
 
     locked_backoff = ()
 
-    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[TimedAnswer]]]:
         assert isinstance(self.request, (ClaimAttempt, RerunClaimAttempt, StoredClaimAttempt))
         return [(self.request, outcome)]

@@ -27,7 +27,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Claim,
     ClaimAnswer,
     Claims,
-    ClosedRun,
+    ClosedDeadRun,
     EndLease,
     Extend,
     GiveUp,
@@ -36,7 +36,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Message,
     MissNote,
     MissNotes,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     Registered,
     Registration,
@@ -181,7 +181,7 @@ class TaskLockStatements:
         self._add_one_offs = Statement(statements.add_one_offs(name))
         self._register = Statement(statements.register(name), Registered)
         self._sign_of_life = Statement(statements.report_replica(replicas), None, SignOfLife)
-        self._prune = recording(statements.prune, Prune, replicas=replicas)
+        self._prune = recording(statements.prune, PruneOneOffs, replicas=replicas)
         # The statements of the messages that need no more than one. The answer is the row of those
         # with ``answers``, and how many rows there are, of the others. Without a history there is
         # nothing to shorten.
@@ -196,7 +196,7 @@ class TaskLockStatements:
                 (Resign, statements.resign(name), None),
             )
         }
-        self._alone[Prune] = self._prune
+        self._alone[PruneOneOffs] = self._prune
         self._alone[ShortenHistory] = (
             Statement(statements.shorten_history(runs), None, ShortenHistory) if runs else None
         )
@@ -298,9 +298,9 @@ class TaskLockStatements:
         if asked and self._correct_history.recording:
             self._execute(cursor, self._correct_history, many(asked))
 
-    def _give_up_one(self, cursor: Any, message: GiveUp) -> ClosedRun | None:
+    def _give_up_one(self, cursor: Any, message: GiveUp) -> ClosedDeadRun | None:
         row = self._execute(cursor, self._give_up, message.parameters).fetchone()
-        return None if row is None else ClosedRun(**row[0])
+        return None if row is None else ClosedDeadRun(**row[0])
 
     def _lead_one(self, cursor: Any, message: Lead) -> int:
         return len(self._execute(cursor, self._lead, message.parameters).fetchall())

@@ -318,7 +318,7 @@ class ClaimAnswer(NamedTuple):
         in an existing row, it is the function of the run before this claim.
     :ivar due_at: when the task was due before this claim; ``None`` if that was not known
     :ivar attempt: which attempt at its run time the last run is: 1, or more for a retry
-    :ivar closed: the dead run that this claim has closed, as the values of a :class:`ClosedRun`;
+    :ivar closed: the dead run that this claim has closed, as a :class:`ClosedDeadRun`'s values;
         ``None`` if there is none
     :ivar withdrawn: whether the stored job has changed or moved on since it was read. Only claims
         of stored jobs have this column, so it is the last one; see ``Statement``.
@@ -369,7 +369,7 @@ class ClaimAnswer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClosedRun:
+class ClosedDeadRun:
     """A dead run whose row another replica's statement has closed.
 
     :ivar outcome: ``"died"``, or ``"overran"`` if its holder was alive right before its maximum
@@ -484,7 +484,7 @@ class EndLease(Message[ReleaseAnswer | None]):
 
 
 @dataclass(frozen=True)
-class GiveUp(Message[ClosedRun | None]):
+class GiveUp(Message[ClosedDeadRun | None]):
     """A request to give up a dead run. The answer is the run; ``None``: it is not finished by this.
 
     If the run is handed over meanwhile, the next look at the row decides what becomes of it.
@@ -752,7 +752,7 @@ class ShortenHistory(Message[int]):
 
 
 @dataclass(frozen=True)
-class Prune(Message[int]):
+class PruneOneOffs(Message[int]):
     """A request to delete the rows of one-off jobs that ended long ago; how many were deleted.
 
     :ivar age: a row is deleted only if its job ended at least so many seconds ago; a live replica,

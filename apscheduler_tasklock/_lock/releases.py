@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked
+from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked_error
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import (
     EndLease,
@@ -60,7 +60,7 @@ class Release(Request[ReleaseAnswer | None]):
         """Release several claims in one statement."""
         asked = [each.request for each in requests if isinstance(each.request, ReleaseRequest)]
         answers = requests[0]._protocol.execute(cursor, Releases(asked))
-        locked = row_locked()
+        locked = row_locked_error()
         return [
             (answers[each.claim_id] or locked) if each.claim_id in answers else None
             for each in asked

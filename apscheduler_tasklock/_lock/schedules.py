@@ -92,7 +92,7 @@ def schedule_text_in_words(text: str) -> str:
         return printable(text)
 
 
-def trigger_in_words(trigger: Any) -> str:
+def stored_trigger_in_words(trigger: Any) -> str:
     """Return a trigger of the job store in words.
 
     :param trigger: a ``JobStatus.trigger``. A form that this version does not know is returned as

@@ -11,7 +11,7 @@ from datetime import timedelta
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.url import given_database
+from apscheduler_tasklock._database.url import given_or_environment_database
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._values import cut
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -71,7 +71,7 @@ def lock_settings(
     )
     kept = parse_seconds(keep_one_offs, "keep_one_offs", where, SHORTEST_KEPT, allowed=allowed)
     return LockSettings(
-        given_database(database),
+        given_or_environment_database(database),
         replica_id,
         tried_for,
         schema,

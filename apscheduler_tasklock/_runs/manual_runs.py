@@ -17,7 +17,7 @@ from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.sequences import Statement, Statements
-from apscheduler_tasklock._lock.client import LockClient, client_now
+from apscheduler_tasklock._lock.client import LockClient, client_or_stand_in
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter, is_in_listener
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
@@ -86,7 +86,7 @@ class ManualRuns:
         """Ask for a manual run, and wait for the answer; see ``TaskLockExecutor.run_now``."""
         if not _has_loop():
             asked = self._asked(job_id, jobstore, by)
-            return client_now(self._locks).ask_all(self._statements(asked), goes_first=True)
+            return client_or_stand_in(self._locks).ask_all(self._statements(asked), goes_first=True)
         if not is_in_listener():
             raise TaskLockStateError(
                 f"run_now({job_id!r}) would block the event loop that runs in this thread",
@@ -116,7 +116,7 @@ class ManualRuns:
             else:
                 future.set_result(request)
 
-        client_now(self._locks).begin_all(statements(), call_application, lambda: None)
+        client_or_stand_in(self._locks).begin_all(statements(), call_application, lambda: None)
         return future
 
     def _asked(

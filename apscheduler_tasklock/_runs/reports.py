@@ -17,7 +17,7 @@ from typing import Any
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedRun, Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedDeadRun, Refusal
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.telemetry import RunTelemetry
@@ -275,7 +275,7 @@ class Reports:
             took=released.took if outcome.outcome else None,
         )
 
-    def closed(self, closed: ClosedRun) -> None:
+    def closed(self, closed: ClosedDeadRun) -> None:
         """Report the end of a dead run of this task, whose row a claim of this run has closed.
 
         Its own replica cannot report it.
@@ -340,7 +340,7 @@ class Reports:
 
 
 def event_of_closed(
-    closed: ClosedRun, task_name: str, key: JobKey, tz: tzinfo | None = timezone.utc
+    closed: ClosedDeadRun, task_name: str, key: JobKey, tz: tzinfo | None = timezone.utc
 ) -> TaskLockEvent:
     """Return the event of a dead run whose row this replica has closed.
 

@@ -23,9 +23,9 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
-    ClosedRun,
+    ClosedDeadRun,
     GiveUp,
-    Prune,
+    PruneOneOffs,
     TaskRow,
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
@@ -119,7 +119,7 @@ class Watch:
         registrar: Registrar,
         scheduler_state: Callable[[], int],
         interval: float,
-        given_up: Callable[[TaskRow, ClosedRun, JobKey, str], None],
+        given_up: Callable[[TaskRow, ClosedDeadRun, JobKey, str], None],
         report_overdue: Callable[[TaskRow], None] | None = None,
         note_look: Callable[[bool], None] = lambda _has_listed: None,
         missed: MissedRuns | None = None,
@@ -407,7 +407,7 @@ class Watch:
             yield from self._give_up(state, key, "failover is off for its job by now")
 
     def _give_up(self, state: TaskRow, key: JobKey, reason: str) -> Statements[None]:
-        closed: ClosedRun | None = yield self._locks.carrying_out(
+        closed: ClosedDeadRun | None = yield self._locks.carrying_out(
             GiveUp(state.task_name, state.claim_id)
         )
         if closed is not None:
@@ -565,7 +565,7 @@ class Watch:
     def _prune(self) -> Statements[None]:
         """Delete old rows of one-off jobs, if the database role has the right."""
         try:
-            prune = Prune(self._locks.settings.keep_one_offs)
+            prune = PruneOneOffs(self._locks.settings.keep_one_offs)
             while (yield self._locks.carrying_out(prune)):
                 pass  # each statement deletes a limited number of rows
         except TaskLockDatabaseError:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from apscheduler_tasklock._lock.schedules import trigger_in_words
+from apscheduler_tasklock._lock.schedules import stored_trigger_in_words
 from apscheduler_tasklock._lock.words import unreadable_in_words
 from apscheduler_tasklock._words.actions import (
     UNNOTED,
@@ -95,7 +95,7 @@ def _row(
     return [
         job.id,
         Cell(job.state.value, _STYLES[job.state]),
-        trigger_in_words(job.trigger),
+        stored_trigger_in_words(job.trigger),
         shown.cell(job.next_run_time),
         shown.cell(job.last_run_time),
         job.function,

@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database import rejections
-from apscheduler_tasklock._database.url import given_database
+from apscheduler_tasklock._database.url import given_or_environment_database
 from apscheduler_tasklock._lock.patterns import is_pattern, unmatched
 from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.cli.text import did_you_mean
@@ -32,7 +32,7 @@ def database_of(options: argparse.Namespace) -> str:
     :raises TaskLockOptionError: no URL is given, or the framework's database is not PostgreSQL
     """
     given = options.database() if callable(options.database) else options.database
-    return str(given_database(given, "Pass --database postgresql://user@host/name"))
+    return str(given_or_environment_database(given, "Pass --database postgresql://user@host/name"))
 
 
 @contextmanager

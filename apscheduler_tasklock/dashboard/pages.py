@@ -12,7 +12,7 @@ import jinja2
 from starlette.datastructures import QueryParams
 
 from apscheduler_tasklock._lock.command_lines import library_version
-from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._lock.schedules import schedule_of, stored_trigger_in_words
 from apscheduler_tasklock._words.json_text import as_json
 from apscheduler_tasklock._words.lanes import entries_in_words, lane_in_words
 from apscheduler_tasklock._words.replicas import last_sign_of
@@ -149,7 +149,7 @@ def _templates() -> jinja2.Environment:
         CHART_HEIGHT=CHART_HEIGHT,
         STRIP_HEIGHT=STRIP_HEIGHT,
         schedule_of=schedule_of,
-        trigger_in_words=trigger_in_words,
+        stored_trigger_in_words=stored_trigger_in_words,
         did_in_words=did_in_words,
         action_in_words=action_in_words,
         miss_in_words=miss_in_words,

@@ -24,7 +24,7 @@ from django.utils.http import urlencode
 
 from apscheduler_tasklock._lock.outcomes import outcome_named
 from apscheduler_tasklock._lock.patterns import shown_name
-from apscheduler_tasklock._lock.schedules import schedule_of, trigger_in_words
+from apscheduler_tasklock._lock.schedules import schedule_of, stored_trigger_in_words
 from apscheduler_tasklock._lock.words import seconds_in_words, unreadable_in_words
 from apscheduler_tasklock._words.actions import (
     freed_in_words,
@@ -655,7 +655,7 @@ class JobAdmin(SteeredAdmin):
     @admin.display(description="trigger")
     def trigger(self, job: Any) -> str:
         """Return the job's trigger in words."""
-        return trigger_in_words(job.status.trigger) if job.status else "-"
+        return stored_trigger_in_words(job.status.trigger) if job.status else "-"
 
     @admin.display(description="next run time", ordering="next_run_time")
     def next_run(self, job: Any) -> str:

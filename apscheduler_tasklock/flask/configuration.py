@@ -14,7 +14,7 @@ from apscheduler_tasklock._database.url import (
     DATABASE_VARIABLE,
     UNUSED,
     as_url,
-    given_database,
+    given_or_environment_database,
     parse_url,
 )
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -55,7 +55,7 @@ class Configuration:
                 f"Set app.config[{DATABASE_VARIABLE!r}] or app.config[{FALLBACK!r}] to "
                 "postgresql://user@host/name before init_app"
             )
-            database = given_database(database, how)
+            database = given_or_environment_database(database, how)
         autostart = parse_switch(options.pop("autostart", True), f"{PREFIX}AUTOSTART", "app.config")
         scheduler = options.pop("scheduler", None) or {}
         if not isinstance(scheduler, Mapping) or "default" in scheduler.get("executors", {}):

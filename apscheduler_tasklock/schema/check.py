@@ -388,7 +388,7 @@ def in_another_schema_error(
             f"if it is yours: pass {option} to the command and schema={first.schema!r} to "
             f"the executor, or put it into the search_path: ALTER ROLE {quoted(role)} SET "
             f"search_path = {schema}, public; if it is not, create your own with: "
-            f"{command(UPGRADE_COMMAND, task_lock)}"
+            f"{with_table_options(UPGRADE_COMMAND, task_lock)}"
         )
     names = ", ".join(each.name for each in tables)
     is_not = f"the table {names} is not" if len(tables) == 1 else f"the tables {names} are not"
@@ -442,7 +442,7 @@ def missing_tables_error(table: Table, missing: Sequence[Table]) -> TaskLockSche
     they, them = ("the table {} does", "it") if len(missing) == 1 else ("the tables {} do", "them")
     return TaskLockSchemaError(
         f"{they.format(names)} not exist in this database; "
-        f"create {them} with: {command(UPGRADE_COMMAND, table)}"
+        f"create {them} with: {with_table_options(UPGRADE_COMMAND, table)}"
     )
 
 
@@ -464,7 +464,7 @@ def old_table_error(
         else f"the tables of {table.fullname} lack a column that this version of the library needs"
     )
     return TaskLockSchemaError(
-        f"{problem}; bring them up to date with: {command(UPGRADE_COMMAND, table)}"
+        f"{problem}; bring them up to date with: {with_table_options(UPGRADE_COMMAND, table)}"
     )
 
 
@@ -529,6 +529,6 @@ def missing_policy_error(
     )
 
 
-def command(what: str, table: Table) -> str:
+def with_table_options(what: str, table: Table) -> str:
     """Return a command with the options that name a task lock table."""
     return " ".join([what, *table_options(table.schema, table.name)])

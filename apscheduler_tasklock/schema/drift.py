@@ -14,7 +14,7 @@ from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from apscheduler_tasklock.errors import TaskLockSchemaError
-from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND, command
+from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND, with_table_options
 from apscheduler_tasklock.schema.locking import (
     granting_like,
     identifying,
@@ -339,7 +339,8 @@ def wrong_role_error(there: FoundTables, what: str, said: str) -> TaskLockSchema
     where = there.declared.schema
     if owners:
         named = " and ".join(map(quoted, owners))
-        remedy = f"they belong to role {named}, as which to run: {command(what, there.declared)}"
+        command = with_table_options(what, there.declared)
+        remedy = f"they belong to role {named}, as which to run: {command}"
     elif there.schema is not None:
         remedy = (
             f"let role {quoted(there.schema_owner or '')}, which may grant that, run: "
@@ -361,8 +362,8 @@ def _made_otherwise(there: FoundTables, table: Table, column: str) -> TaskLockSc
             f"the table {table.fullname} has no column {column}, although revision {there.noted}, "
             "which has it, is noted; restore the column, or drop the tables with all stored jobs, "
             "pauses and the history, and create them with: "
-            f"{command(DOWNGRADE_COMMAND, there.declared)} && "
-            f"{command(UPGRADE_COMMAND, there.declared)}"
+            f"{with_table_options(DOWNGRADE_COMMAND, there.declared)} && "
+            f"{with_table_options(UPGRADE_COMMAND, there.declared)}"
         )
     return TaskLockSchemaError(
         f"the table {table.fullname} has no column {column}, and no revision is noted: it is "

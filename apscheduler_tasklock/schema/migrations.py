@@ -22,7 +22,7 @@ from sqlalchemy.schema import CreateSchema
 
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.sqlstates import one_line
-from apscheduler_tasklock._database.url import given_database, parse_url
+from apscheduler_tasklock._database.url import given_or_environment_database, parse_url
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
@@ -410,7 +410,7 @@ def migration_engine(database: str | URL | None) -> Engine:
 
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
     """
-    url = parse_url(given_database(database))
+    url = parse_url(given_or_environment_database(database))
     parameters = {"connect_timeout": _CONNECT_TIMEOUT, **connect_parameters(url)}
     return create_engine(url, poolclass=NullPool, connect_args=parameters)
 

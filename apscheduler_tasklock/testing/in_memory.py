@@ -27,7 +27,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Lead,
     LockEnds,
     Message,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     Registered,
     Registration,
@@ -208,7 +208,7 @@ class MemoryProtocol:
         rows.update(retired)
         return len(retired)
 
-    def _prune(self, message: Prune) -> int:
+    def _prune(self, message: PruneOneOffs) -> int:
         now, rows = self._locks.now(), self._locks.rows
         old = [name for name, row in rows.items() if rule.is_over(row, message.age, now)]
         for name in old:
@@ -246,5 +246,5 @@ _HOW: dict[type[Message[Any]], Callable[[MemoryProtocol, Any], Any]] = {
     SignOfLife: MemoryProtocol._report_replica,
     Stop: MemoryProtocol._stop,
     Retire: MemoryProtocol._retire,
-    Prune: MemoryProtocol._prune,
+    PruneOneOffs: MemoryProtocol._prune,
 }

@@ -23,7 +23,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
     ClaimTimes,
-    ClosedRun,
+    ClosedDeadRun,
     EndLease,
     Extend,
     GiveUp,
@@ -635,7 +635,7 @@ def end_lease(row: Row | None, asked: EndLease, now: datetime) -> Ruling[Release
     return Ruling(row, ReleaseAnswer(row.locked_until, now))
 
 
-def give_up(row: Row | None, asked: GiveUp, now: datetime) -> Ruling[ClosedRun | None]:
+def give_up(row: Row | None, asked: GiveUp, now: datetime) -> Ruling[ClosedDeadRun | None]:
     """Give up the window of a dead run: finish the run, so that the window is not run again."""
     if row is None or row.claim_id != asked.claim_id or not row.is_dead(now):
         return Ruling(row, None)
@@ -970,12 +970,12 @@ def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
     return row, ended
 
 
-def _closed(run: Run) -> ClosedRun:
+def _closed(run: Run) -> ClosedDeadRun:
     """Return a dead run as the replica hears of it that has closed it."""
     assert run.token is not None
     assert run.attempt is not None
     begins = (run.scheduled_at or run.started_at).timestamp()
-    return ClosedRun(run.outcome, run.token, run.replica, run.attempt, begins, run.took)
+    return ClosedDeadRun(run.outcome, run.token, run.replica, run.attempt, begins, run.took)
 
 
 def _recorded(

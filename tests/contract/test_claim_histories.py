@@ -44,7 +44,7 @@ from tests.support.waist import (
     Extend,
     GiveUp,
     Memory,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     ReleaseAnswer,
     ReleaseRequest,
@@ -675,7 +675,7 @@ class ClaimHistory(RuleBasedStateMachine):
                 self.note("not pruned: recurring")
             else:
                 self.note("not pruned: not old enough")
-        assert self.one.ask(Prune(age)) == len(pruned)
+        assert self.one.ask(PruneOneOffs(age)) == len(pruned)
         for task in pruned:
             del self.expected[task]
             self.actions[task].clear()

@@ -21,9 +21,9 @@ from tests.support.waist import (
     AnyAttempt,
     ClaimContext,
     ClaimRequest,
-    Decision,
     Replica,
     RowLockedError,
+    TimedAnswer,
     attempt,
     believing,
     manual_run_of,
@@ -67,12 +67,12 @@ def manual(one: Replica) -> Any:
 KINDS = pytest.mark.parametrize("kind", [claim, takeover, retry, manual])
 
 
-def sent(one: Replica, wanted: AnyAttempt) -> Decision:
+def sent(one: Replica, wanted: AnyAttempt) -> TimedAnswer:
     """Send an attempt; return the decision, or raise the error."""
     decided: Any = wanted.send(one.cursor)
     if isinstance(decided, Exception):
         raise decided
-    assert isinstance(decided, Decision)
+    assert isinstance(decided, TimedAnswer)
     assert decided.answer is not None
     return decided
 

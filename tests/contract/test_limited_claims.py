@@ -11,9 +11,9 @@ import pytest
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from tests.support.waist import (
     ClaimRequest,
-    Decision,
     GrantLimitError,
     Replica,
+    TimedAnswer,
     attempt,
     believing,
     send_together,
@@ -47,7 +47,7 @@ class Claims:
 
 
 def told(decided: Any) -> str:
-    if isinstance(decided, Decision):
+    if isinstance(decided, TimedAnswer):
         assert decided.answer is not None
         return "granted" if decided.answer.granted else "refused"
     return {GrantLimitError: "beyond", RowLockedError: "locked"}[type(decided)]

@@ -44,7 +44,7 @@ from tests.support.waist import (
     GiveUp,
     Lead,
     Memory,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     Registration,
     Registrations,
@@ -704,7 +704,7 @@ class Requests:
 
     def prune(self) -> Ask:
         age = self.seconds(100.0)
-        return lambda replica: replica.ask(Prune(age))
+        return lambda replica: replica.ask(PruneOneOffs(age))
 
     # Who leads, and who is alive.
 

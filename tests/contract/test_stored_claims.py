@@ -24,10 +24,10 @@ from tests.support.polling import eventually
 from tests.support.waist import (
     ClaimAnswer,
     ClaimTimes,
-    Decision,
     GrantLimitError,
     JobMove,
     StoredClaims,
+    TimedAnswer,
     attempt,
     believing,
     send_together,
@@ -369,7 +369,7 @@ class Claims:
 
 
 def told(decided: Any) -> str:
-    if isinstance(decided, Decision):
+    if isinstance(decided, TimedAnswer):
         assert decided.answer is not None
         answer = decided.answer
         return "granted" if answer.granted else "withdrawn" if answer.withdrawn else "refused"

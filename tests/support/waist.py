@@ -40,10 +40,10 @@ from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
     ClaimAttempt,
     ClaimContext,
-    Decision,
     GrantLimitError,
     RerunClaimAttempt,
     StoredClaimAttempt,
+    TimedAnswer,
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -60,7 +60,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     Claims,
     ClaimTimes,
-    ClosedRun,
+    ClosedDeadRun,
     EndLease,
     Extend,
     GiveUp,
@@ -72,7 +72,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     MissedTimes,
     MissNote,
     MissNotes,
-    Prune,
+    PruneOneOffs,
     ReadTasks,
     Refusal,
     Registered,
@@ -144,8 +144,7 @@ __all__ = [
     "ClaimRequest",
     "ClaimTimes",
     "Claims",
-    "ClosedRun",
-    "Decision",
+    "ClosedDeadRun",
     "EndLease",
     "Extend",
     "GiveUp",
@@ -167,7 +166,7 @@ __all__ = [
     "OnTheWay",
     "Parameters",
     "Pauser",
-    "Prune",
+    "PruneOneOffs",
     "ReadTasks",
     "Refusal",
     "Registered",
@@ -196,6 +195,7 @@ __all__ = [
     "Stop",
     "StoredClaims",
     "TaskRow",
+    "TimedAnswer",
     "Timings",
     "Unlocked",
     "Unsent",
@@ -477,7 +477,7 @@ class Replica(Statements):
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
-        return self.ask(Prune(age))
+        return self.ask(PruneOneOffs(age))
 
 
 def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
@@ -610,6 +610,7 @@ _NAMES: dict[type[Message[Any]], str] = {
     Registrations: "register",
     ReleaseRequest: "release",
     Releases: "release_many",
+    PruneOneOffs: "prune",
     ReadTasks: "read",
     RemoveReplicas: "remove_replicas",
     Renewals: "renew",

@@ -15,7 +15,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.schedules import schedule_in_words, trigger_in_words
+from apscheduler_tasklock._lock.schedules import schedule_in_words, stored_trigger_in_words
 from apscheduler_tasklock._lock.words import printable, rfc3339, seconds_in_words
 from apscheduler_tasklock._runs.task_names import canonical_schedule
 from apscheduler_tasklock.cli.output import PlainOutput
@@ -419,7 +419,7 @@ def test_the_last_moment_that_there_is_can_be_told() -> None:
     ],
 )
 def test_a_stored_trigger_has_words_with_its_time_zone(trigger: object, words: str) -> None:
-    assert trigger_in_words(encode_trigger(trigger)) == words
+    assert stored_trigger_in_words(encode_trigger(trigger)) == words
 
 
 @pytest.mark.parametrize(
@@ -437,8 +437,8 @@ def test_a_stored_trigger_has_words_with_its_time_zone(trigger: object, words: s
     ],
 )
 def test_a_stored_trigger_that_is_not_known_is_shown_as_json(stored: object) -> None:
-    assert trigger_in_words(stored) == json.dumps(stored)
+    assert stored_trigger_in_words(stored) == json.dumps(stored)
 
 
 def test_of_a_pickled_trigger_nothing_is_read() -> None:
-    assert trigger_in_words({"pickle": "gASVBAAAAAAAAABL"}) == "pickled"
+    assert stored_trigger_in_words({"pickle": "gASVBAAAAAAAAABL"}) == "pickled"

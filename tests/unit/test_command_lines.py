@@ -8,7 +8,7 @@ import pytest
 
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock.cli.parser import build_parser
-from apscheduler_tasklock.schema.check import command
+from apscheduler_tasklock.schema.check import with_table_options
 from apscheduler_tasklock.schema.table import task_lock_table
 
 
@@ -68,7 +68,7 @@ def test_a_name_of_a_table_or_schema_is_the_value_of_its_option(name: str) -> No
     table = task_lock_table(name, name)
     for line in (
         command_line("resume", task="job", schema=name, table=name),
-        command("apscheduler-tasklock resume", table) + " job",
+        with_table_options("apscheduler-tasklock resume", table) + " job",
     ):
         options = build_parser().parse_args(words("bash", line)[1:])
         assert (options.schema, options.table) == (name, name)

@@ -40,7 +40,7 @@ from tests.support.waist import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
-    ClosedRun,
+    ClosedDeadRun,
     EndLease,
     GiveUp,
     Message,
@@ -199,7 +199,7 @@ class Found:
         self.asked += 1
         return self.state
 
-    def _give_up(self, dead: TaskRow, closed: ClosedRun, key: JobKey, reason: str) -> None:
+    def _give_up(self, dead: TaskRow, closed: ClosedDeadRun, key: JobKey, reason: str) -> None:
         assert closed.token == dead.token
         self.given_up.append((dead.task_name, key, reason))
 

@@ -27,7 +27,7 @@ def closed_here(row: str) -> str:
 
 
 def closed_run(row: str, outcome: str, ended_at: str) -> str:
-    """Return the values of a ``ClosedRun`` as JSON."""
+    """Return the values of a ``ClosedDeadRun`` as JSON."""
     return f"""pg_catalog.json_build_object(
         'outcome', {outcome}, 'token', {row}.token, 'holder', {row}.locked_by,
         'attempt', {row}.attempt,

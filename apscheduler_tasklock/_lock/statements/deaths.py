@@ -55,7 +55,7 @@ def give_up(table: str, history: History | None = None) -> str:
 
     If the run is handed over while the statement waits for the row, the statement finishes nothing.
     The next look at the tasks' rows then decides what becomes of the run. The statement returns the
-    values of a ``ClosedRun``.
+    values of a ``ClosedDeadRun``.
     """
     dead = "NOT lock.handed_over"
     died = "closed AS run WHERE run.died"
