@@ -386,9 +386,8 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
         if not answer.granted:
             if not answer.looks_free:
                 return TimedAnswer(answer, sent)
-            if answer.is_in_time(times.not_after):
-                return row_locked_error()
-            return ConflictError(CAME_LATE)
+            is_in_time = answer.is_in_time(times.not_after)
+            return row_locked_error() if is_in_time else ConflictError(CAME_LATE)
         if is_lease_over(answer, sent):
             self.in_doubt = True
             return ConflictError(TOO_LATE)
