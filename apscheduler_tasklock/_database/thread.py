@@ -574,8 +574,11 @@ class DatabaseThread:
 
     def _take_all(self) -> None:
         """Take all messages of the inbox."""
-        while self._inbox.qsize():  # only the worker takes messages out
-            self._take(self._inbox.get_nowait())
+        # Until it is found empty, and not while `qsize` says so: in Python 3.10 a `get` with a very
+        # short timeout never returns from a queue that was not found empty since its last item.
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._inbox.get_nowait())
 
     def _take_own(self, now: float) -> None:
         """Take the tickets of renewals and listening that are due, and begin recurring work."""

@@ -259,9 +259,10 @@ class JobsThread:
             self._step_began = inf
 
     def _step_once(self) -> None:
-        while self._inbox.qsize():  # only this thread takes messages out
-            queue, message = self._inbox.get_nowait()
-            queue.messages.append(message)
+        with suppress(Empty):
+            while True:  # until it is empty, as in the database's thread
+                queue, message = self._inbox.get_nowait()
+                queue.messages.append(message)
         queues = [q for q in self._queues if q.messages or q.wakes_at <= time.monotonic()]
         try:
             for queue in queues:
