@@ -62,7 +62,7 @@ Ended = Callable[[bool], None]
 
 
 class Session:
-    """A connection in autocommit mode, opened when it is needed. One thread uses it.
+    """A connection that is opened when it is needed. One thread uses it.
 
     :param connect: opens a connection; its argument is as in :func:`connector`
     :param attempt: limits the wait for each answer, in seconds

@@ -1,9 +1,8 @@
 """The wire: statements on one connection, sent by libpq's own calls, and the limits of their waits.
 
-psycopg's cursors are not used. What they do for each statement takes longer than the rest of a
-claim, and their waits have no limits: TCP's own limits end a wait when the network path is dead,
-but not when the server process is suspended or waits for a lock, or when a proxy swallows the
-answer. A ``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
+psycopg's cursors are not used. They take some 50 calls of Python more for each statement, and their
+waits have no limits: TCP's own limits end a wait when the network path is dead, but not when the
+server process is suspended or waits for a lock, or when a proxy swallows the answer. A ``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
 transaction mode gives to the next client.
 """
 
@@ -30,8 +29,6 @@ from apscheduler_tasklock._shutdown import CANCEL_LIMIT
 
 Row = TypeVar("Row")
 
-# Limits the wait for an answer, in seconds, where nothing else does.
-DEFAULT_ANSWER = 10.0
 # Limits the wait, in seconds, for each of the two answers after a statement was cancelled: the
 # confirmation of the cancel, and the answer to the query that asks which session locks a table.
 ASKING_LIMIT = 0.2
@@ -90,15 +87,14 @@ class Wire:
     def __init__(
         self,
         connection: psycopg.Connection[Any],
-        seconds: float = DEFAULT_ANSWER,
-        deadline: Deadline | None = None,
+        seconds: float,
+        deadline: Deadline,
     ) -> None:
         self.connection = connection
         self.is_direct = False
         self._pgconn = connection.pgconn
         self._transformer = Transformer(connection)
-        self._seconds = seconds
-        self._deadline = deadline or Deadline(None)
+        self._seconds, self._deadline = seconds, deadline
         self._begun = 0.0  # when the statement was begun, on the monotonic clock
         self._over_at = inf  # when it was seen that the wait for its answer is over
         self._said = _Said()
@@ -324,25 +320,22 @@ class Wire:
             return
         with suppress(psycopg.Error):
             self.connection.cancel_safe(timeout=CANCEL_LIMIT)
-            # Read the server's answer, so that `locking_session` can send its query. The answer may
-            # also be that the commit was not confirmed.
+            # Read the server's answer, so that `ask_soon` can send its query. The answer may also
+            # be that the commit was not confirmed.
             if self._deadline.seconds_left > 0:
                 self._read_soon()
 
     def _read_soon(self) -> list[PGresult]:
         """Return the results that come in ASKING_LIMIT; none if they do not all come then."""
         limits = self._seconds, self._deadline
-        self._begin_again(ASKING_LIMIT)
+        self.limit(ASKING_LIMIT, Deadline(None))
+        self._begun, self._over_at = time.monotonic(), -inf
         try:
             return self._read()
         except NoAnswerError:
             return []
         finally:
             self._seconds, self._deadline = limits
-
-    def _begin_again(self, seconds: float) -> None:
-        self._begun, self._over_at = time.monotonic(), -inf
-        self.limit(seconds, Deadline(None))
 
     def ask_soon(self, query: bytes) -> str | None:
         """Return the text that a SELECT returns; ``None``: no row, or no answer in ASKING_LIMIT."""

@@ -249,12 +249,7 @@ def _servers(url: URL) -> list[tuple[str, dict[str, Any]]]:
 
 def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
     """Return the state of a server, why it may be read-only, and the database's name."""
-    with closing(
-        psycopg.connect(
-            **{**_OF_DOCTOR, **parameters},
-            autocommit=True,
-        )
-    ) as connection:
+    with closing(psycopg.connect(**{**_OF_DOCTOR, **parameters})) as connection:
         # As each connection of the library, because the application may have another loader.
         cursor = set_up(connection, _TIMEOUT, None).cursor()
         return read_server(cursor), read_setting(cursor, _READ_ONLY), connection.info.dbname
