@@ -2,7 +2,8 @@
 
 psycopg's cursors are not used. They take some 50 calls of Python more for each statement, and their
 waits have no limits: TCP's own limits end a wait when the network path is dead, but not when the
-server process is suspended or waits for a lock, or when a proxy swallows the answer. A ``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
+server process is suspended or waits for a lock, or when a proxy swallows the answer. A
+``statement_timeout`` does not help, because it belongs to the session, which pgbouncer in
 transaction mode gives to the next client.
 """
 
