@@ -13,6 +13,7 @@ import pytest
 from apscheduler_tasklock._runs.jobs_thread import NAME, DrivenQueue, JobsThread
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
+from tests.support.inboxes import ReadInbox
 from tests.support.polling import eventually
 
 
@@ -92,6 +93,15 @@ def test_what_comes_is_asked_for_and_given_in_its_thread(
     queue.answered(run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
+
+
+def test_its_inbox_is_found_empty_before_it_waits(queue: DrivenQueue, carrier: Carrier) -> None:
+    queue.thread._inbox = inbox = ReadInbox()
+    for number, name in enumerate("abc", 1):
+        queue.came(run_of(name))
+        eventually(lambda number=number: len(carrier.asked) == number)
+        eventually(lambda number=number: inbox.waits > number)
+    assert inbox.early == 0
 
 
 def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(

@@ -33,6 +33,7 @@ from apscheduler_tasklock._database.timings import Timings
 from tests.support.event_loops import abandoned_loop
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import AwaitedTicket as InThread
+from tests.support.inboxes import ReadInbox
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -180,6 +181,13 @@ class TestTheThread:
         asked = setup.ask_all([Call(this_thread), Call(this_thread), Call(this_thread)])
         assert {each.answer for each in asked} == set(threads())
         assert len(threads()) == 1
+
+    def test_finds_its_inbox_empty_before_it_waits(self, setup: Setup) -> None:
+        setup.database._inbox = inbox = ReadInbox()
+        for number in range(1, 4):
+            setup.ask(Call(this_thread))
+            eventually(lambda number=number: inbox.waits > number)
+        assert inbox.early == 0
 
     @lingers(0.05)
     def test_ends_some_time_after_the_last_and_the_next_starts_another(self, setup: Setup) -> None:
