@@ -186,7 +186,7 @@ class TestTheThread:
         setup.database._inbox = inbox = ReadInbox()
         for number in range(1, 4):
             setup.ask(Call(this_thread))
-            eventually(lambda number=number: inbox.waits > number)
+            eventually(lambda number=number: inbox.waits >= number)
         assert inbox.early == 0
 
     @lingers(0.05)
