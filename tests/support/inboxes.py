@@ -32,3 +32,9 @@ class ReadInbox(queue.SimpleQueue[Any]):
         message = read()  # raises `Empty`
         self._is_found_empty = False
         return message
+
+
+def noting_reads(thread: Any) -> ReadInbox:
+    """Give a thread of the library, which has not begun yet, an inbox that notes how it is read."""
+    thread._inbox = inbox = ReadInbox()
+    return inbox

@@ -13,7 +13,7 @@ import pytest
 from apscheduler_tasklock._runs.jobs_thread import NAME, DrivenQueue, JobsThread
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
-from tests.support.inboxes import ReadInbox
+from tests.support.inboxes import noting_reads
 from tests.support.polling import eventually
 
 
@@ -96,7 +96,7 @@ def test_what_comes_is_asked_for_and_given_in_its_thread(
 
 
 def test_its_inbox_is_found_empty_before_it_waits(queue: DrivenQueue) -> None:
-    queue.thread._inbox = inbox = ReadInbox()
+    inbox = noting_reads(queue.thread)
     for number, name in enumerate("abc", 1):
         queue.came(run_of(name))
         eventually(lambda number=number: inbox.waits > number)

@@ -33,7 +33,7 @@ from apscheduler_tasklock._database.timings import Timings
 from tests.support.event_loops import abandoned_loop
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import AwaitedTicket as InThread
-from tests.support.inboxes import ReadInbox
+from tests.support.inboxes import noting_reads
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -183,7 +183,7 @@ class TestTheThread:
         assert len(threads()) == 1
 
     def test_finds_its_inbox_empty_before_it_waits(self, setup: Setup) -> None:
-        setup.database._inbox = inbox = ReadInbox()
+        inbox = noting_reads(setup.database)
         for number in range(1, 4):
             setup.ask(Call(this_thread))
             eventually(lambda number=number: inbox.waits >= number)
