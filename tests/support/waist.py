@@ -482,7 +482,7 @@ class Replica(Statements):
 
 def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
     """Return a cursor as the library's, on a connection."""
-    return Wire(connection, 10.0, Deadline(None)).cursor()
+    return Wire(connection, 600.0, Deadline(None)).cursor()
 
 
 def wire_to(url: str, seconds: float) -> Wire:
