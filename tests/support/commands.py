@@ -27,6 +27,13 @@ ROOT = Path(__file__).parent.parent.parent
 # No machine is so slow that an answer takes longer.
 PATIENT = replace(TaskLocks.timings, longest_answer=60.0)
 
+
+class PatientTaskLocks(TaskLocks):
+    """Waits for connections and answers for longer than a slow machine needs."""
+
+    timings = PATIENT
+
+
 # Starts the command line in its own process. The process restores the handler of SIGINT, because
 # background processes of a shell and their children ignore the signal.
 COMMAND = [

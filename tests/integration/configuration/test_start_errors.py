@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock.checkins import CheckIns
 from apscheduler_tasklock.flask import TaskLockScheduler
 from apscheduler_tasklock.starlette import scheduler_lifespan
+from tests.support.commands import PatientTaskLocks
 from tests.support.polling import eventually
 
 PACKAGE = str(Path(apscheduler_tasklock.__file__).parent)
@@ -58,7 +59,7 @@ def stored(url: str, **job_options: Any) -> None:
 
 
 def checked(url: str, **options: Any) -> None:
-    with TaskLocks(url, **options) as locks:
+    with PatientTaskLocks(url, **options) as locks:
         locks.check()
 
 

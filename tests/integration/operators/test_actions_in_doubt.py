@@ -19,6 +19,7 @@ from apscheduler_tasklock.dashboard.app import Dashboard
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support import rows
 from tests.support.asgi_client import TestClient
+from tests.support.commands import PatientTaskLocks
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
 
@@ -162,7 +163,7 @@ def test_an_action_whose_answer_is_lost_is_done_once_and_told_as_what_it_has_don
     row, says, _, noted = ACTIONS[words]
     tasks(row)
     loss = LosesAnswers(proxy, recovers=True)
-    with TaskLocks(proxy.url, claim_timeout=600.0) as locks:
+    with PatientTaskLocks(proxy.url, claim_timeout=600.0) as locks:
         assert main(words.split(), locks=locks) == 0
     assert loss.lost == 1
     told = capsys.readouterr().out.removesuffix("\n")
@@ -173,7 +174,7 @@ def test_an_action_whose_answer_is_lost_is_done_once_and_told_as_what_it_has_don
 def unknown(call: Callable[[TaskLocks], Any], proxy: Proxy, aside: Any) -> Any:
     """Return what becomes of a call whose answer is lost, and which ends while it is sent again."""
     LosesAnswers(proxy, recovers=False)
-    locks = TaskLocks(proxy.url, claim_timeout=600.0)
+    locks = PatientTaskLocks(proxy.url, claim_timeout=600.0)
     called = aside(call, locks)
     eventually(lambda: proxy.refused or called.done())
     locks.close()
@@ -241,7 +242,7 @@ def test_an_action_that_was_certainly_not_sent_is_no_doubt(
     tasks({})
     proxy.accepting = False
     with (
-        TaskLocks(proxy.url, claim_timeout=600.0) as locks,
+        PatientTaskLocks(proxy.url, claim_timeout=600.0) as locks,
         pytest.raises(TaskLockDatabaseError) as raised,
     ):
         locks.pause("task")
@@ -272,7 +273,10 @@ def test_an_action_is_done_once_although_the_server_is_frozen_before_it_answers(
             os.kill(pid, signal.SIGSTOP)
         return data
 
-    with proxy_to(own_server.url) as proxy, TaskLocks(proxy.url, claim_timeout=600.0) as locks:
+    with (
+        proxy_to(own_server.url) as proxy,
+        PatientTaskLocks(proxy.url, claim_timeout=600.0) as locks,
+    ):
         locks.tasks()
         [(pid,)] = own_connection.execute(others, [own_connection.info.backend_pid]).fetchall()
         proxy.tap = tap

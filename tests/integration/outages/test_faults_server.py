@@ -126,7 +126,10 @@ def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
         1,
         replica.one(EVENT_TASK_LOCK_GRANTED).token,
     )
-    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
+    said = said_by_its_end(caplog)
+    assert said[:2] == [UNAVAILABLE, BACK]
+    # The end of the refusal ends the sessions, also one that the replica has opened just before.
+    assert said[2:] in ([], [UNAVAILABLE, BACK])
 
 
 def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
