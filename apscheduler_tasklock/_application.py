@@ -1,7 +1,7 @@
 """The application's thread: runs application code that must not delay the library's own threads.
 
 Application code is the application's log handlers, listeners and callbacks of a lost lock, and its
-job stores and triggers. Such code may block. In the database's thread it would delay renewals.
+job stores and triggers. Such code may block. In the replica's thread it would delay renewals.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class ApplicationThread:
     """Calls functions one after the other, in a thread that the first call starts.
 
     :param name: the thread's name
+    :param keeps_out: whether application code that may be called elsewhere is kept out of it
     """
 
-    def __init__(self, name: str = NAME) -> None:
-        self._name = name
+    def __init__(self, name: str = NAME, *, keeps_out: bool = False) -> None:
+        self._name, self._keeps_out = name, keeps_out
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         # Reentrant, because the garbage collector may run at any line of `_start`, and close an
         # object that logs, which calls `_start` again.
@@ -55,6 +56,12 @@ class ApplicationThread:
         """Call a function in the thread, after all earlier calls. Does not wait for the call."""
         self._calls.put(function)
         self._start()
+
+    def call_also_here(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread; in this one if no thread can be started."""
+        self.call(function)
+        if self._thread is None:
+            self._call_all()
 
     def flush(self, until: float) -> None:
         """Wait until all earlier calls have returned.
@@ -87,6 +94,8 @@ class ApplicationThread:
                     raise
 
     def _work(self) -> None:
+        if self._keeps_out:
+            keep_application_out()
         with self._starting:
             self._thread = self._thread or threading.current_thread()
             if self._thread is not threading.current_thread():

@@ -20,7 +20,7 @@ RELEASE_LIMIT = 3.0
 # Limits the request that cancels an unanswered statement. Each attempt keeps these seconds free for
 # this request at its end.
 CANCEL_LIMIT = 0.5
-# Limits the wait until the jobs' side has withdrawn the runs that have not begun.
+# Limits the wait until the queues have withdrawn the runs that have not begun.
 WITHDRAWING_LIMIT = 1.0
 # Limits the last part of a shutdown, in which failed releases are sent once more. An executor or
 # job store also leaves so many seconds to each one that is shut down after it, but at most half of
@@ -115,43 +115,6 @@ class Shutdown:
     def leave(self) -> None:
         """Note that the current executor or job store is shut down."""
         self._users -= 1
-
-
-class InProgress:
-    """Counts the operations in progress, so that a thread can wait until all have ended.
-
-    It is a context manager, which counts its block as one operation.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-
-    def begin(self) -> None:
-        """Note that an operation begins."""
-        with self._changed:
-            self._count += 1
-
-    def end(self) -> None:
-        """Note that an operation has ended."""
-        with self._changed:
-            self._count -= 1
-            if self._count == 0:
-                self._changed.notify_all()
-
-    def __enter__(self) -> None:
-        self.begin()
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until no operation is in progress; return ``False`` if that takes too long.
-
-        :param seconds: limits the wait
-        """
-        with self._changed:
-            return self._changed.wait_for(lambda: self._count == 0, seconds)
 
 
 def off_the_loop(function: Callable[[], None]) -> None:

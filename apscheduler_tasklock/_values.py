@@ -48,7 +48,7 @@ def logger_of(name: str) -> logging.Logger:
     """Return the logger of a module.
 
     The logger cuts each long value of a log line. In a thread that keeps application code out, such
-    as the database's thread, its records go to the application's thread.
+    as the replica's thread, its records go to the application's thread.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_cut_line)

@@ -401,7 +401,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         )
         if not self._enabled:
             return UnlockedRuns(self._inner, parts)
-        return (ProcessRuns if has_processes(self._inner) else ExecutorRuns)(self._inner, parts)
+        kind = ProcessRuns if has_processes(self._inner) else ExecutorRuns
+        return kind(self._inner, parts, self.locks.thread)
 
     def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.
@@ -566,8 +567,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             begun = time.monotonic()
             self._inner.shutdown(wait)
             shutdown.note_waited(time.monotonic() - begun)
-        # Once more, so that the jobs' thread ends the leases of runs whose worker processes have
-        # died meanwhile.
+        # Once more, so that the replica's thread ends the leases of runs whose worker processes
+        # have died meanwhile.
         self._stop_runs(shutdown)
 
     def _end_shutdown(self, shutdown: Shutdown, *, wait: bool) -> None:
@@ -578,7 +579,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.
         cut = [(run, ticket) for run in runs if (ticket := run.begin_cut()) is not None]
-        self.locks.claiming.wait(shutdown.seconds_left)
+        self.locks.wait_for_claims(shutdown.seconds_left)
         for run, ticket in cut:
             run.report_release(ticket, shutdown.seconds_left)
         for run in runs:
@@ -651,8 +652,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             )
         locked, unlocked = self._jobs.counted()
         started = self._started_in == os.getpid()
-        goes_on = self.locks.is_live and (self._runs is None or self._runs.is_live)
-        goes_on = goes_on and self._adapter.stores_are_live and self._adapter.is_alive
+        goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(
             live=started and goes_on,
             ready=started and (self._watch.has_looked or not self._enabled),

@@ -49,7 +49,7 @@ _application.LINGER = 0.05
 
 
 class _FlushedCaplog(pytest.LogCaptureFixture):
-    """Has the records of the database's thread, too, which another one handles."""
+    """Has the records of the replica's thread, too, which another one handles."""
 
     @property
     def handler(self) -> Any:
@@ -175,7 +175,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log records of a test, those of the database's thread that came so far among them."""
+    """The log records of a test, those of the replica's thread that came so far among them."""
     caplog.__class__ = _FlushedCaplog
     yield caplog
     _application.flush_application(time.monotonic() + 60)  # else the next test has them

@@ -6,13 +6,14 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outbox import Ticket
+from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._shutdown import CANCEL_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError
@@ -27,7 +28,7 @@ LOOK_INTERVAL = 0.5
 class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
     """A ticket whose result a thread or a coroutine waits for.
 
-    :param conclude: makes the result from the request's outcome, or raises. The database's thread
+    :param conclude: makes the result from the request's outcome, or raises. The replica's thread
         calls it once, also for a withdrawn ticket. Must not wait.
     :param discard: called with a result that nobody waits for any more. Must not wait.
     :param patience: limits the wait while attempts fail, in seconds since the ticket came. If the
@@ -47,7 +48,7 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
         **times: float,
     ) -> None:
         super().__init__(request, deadline, **times)
-        self.future: Future[Result] = Future()
+        self.future: PlainFuture[Result] = PlainFuture()
         self._conclude = conclude
         self._discard = discard or _ignore
         self._patience = patience
@@ -161,13 +162,7 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
 
     def _is_done(self, until: float) -> bool:
         """Wait for the result, for ``LOOK_INTERVAL`` at most; return whether the future is done."""
-        try:
-            self.future.exception(max(0.0, min(LOOK_INTERVAL, until - time.monotonic())))
-        except concurrent.futures.TimeoutError:
-            return False
-        except concurrent.futures.CancelledError:
-            pass
-        return True
+        return self.future.wait(min(LOOK_INTERVAL, until - time.monotonic()))
 
     async def result(self) -> Result:
         """Wait for the result, in a coroutine. If the coroutine is cancelled, withdraw the ticket.

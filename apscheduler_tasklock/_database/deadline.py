@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._shutdown import ATTEMPT_LIMIT, CANCEL_LIMIT, Closing
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
@@ -78,6 +79,8 @@ class Deadline:
         discard: Callable[[Result], Any],
         within: float = inf,
         started: Callable[[threading.Thread], object] = lambda _thread: None,
+        wait: Callable[[float], object] | None = None,
+        ended: Callable[[], object] = lambda: None,
     ) -> Result:
         """Call a function that opens a connection, and abandon the call at the deadline.
 
@@ -88,9 +91,14 @@ class Deadline:
         :param discard: called with the connection of an abandoned call
         :param within: limits the wait in seconds, also if the deadline is later
         :param started: called with the new thread
+        :param wait: waits for ``ended``, for so many seconds at most; by default this thread only
+            waits for the call's end
+        :param ended: called when the call has ended, in the thread that has made it
         :raises TaskLockDatabaseError: no connection came in time
         """
         call = AbandonableCall(function, discard)
+        call.when_over(ended)
+        wait = wait or call.wait
         thread = threading.Thread(target=call.run, name="tasklock-connect", daemon=True)
         try:
             thread.start()
@@ -100,7 +108,8 @@ class Deadline:
         abandoned_at = time.monotonic() + within
         try:
             while (left := min(self.seconds_left, abandoned_at - time.monotonic())) > 0:
-                if call.wait(min(left, WAKE_INTERVAL)):
+                wait(min(left, WAKE_INTERVAL))
+                if call.is_over:
                     break
         except BaseException:
             if not call.abandon():
@@ -119,7 +128,7 @@ class AbandonableCall(Generic[Result]):
     def __init__(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> None:
         self._function = function
         self._discard = discard
-        self._future: Future[Result] = Future()
+        self._future: PlainFuture[Result] = PlainFuture()
 
     def run(self) -> None:
         """Call the function, and discard its result if the call was abandoned meanwhile."""
@@ -134,9 +143,18 @@ class AbandonableCall(Generic[Result]):
         except InvalidStateError:
             self._discard(result)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the function's end for so many seconds; return whether it has ended."""
-        return bool(wait([self._future], seconds).done)
+    @property
+    def is_over(self) -> bool:
+        """Whether the function has ended."""
+        return self._future.done()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the function's end, for so many seconds at most."""
+        self._future.wait(seconds)
+
+    def when_over(self, function: Callable[[], object]) -> None:
+        """Call a function when the call has ended, in the thread that has made it."""
+        self._future.add_done_callback(lambda _future: function())
 
     def abandon(self) -> bool:
         """Abandon the call, unless it has ended; return whether it is abandoned."""

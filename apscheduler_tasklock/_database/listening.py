@@ -1,4 +1,4 @@
-"""Notifications: the database's thread listens on a channel, on its one connection.
+"""Notifications: the replica's thread listens on a channel, on its one connection.
 
 Through a pooler, such as pgbouncer in transaction mode, the thread does not listen, because the
 pooler gives the listening session to other clients.
@@ -6,9 +6,7 @@ pooler gives the listening session to other clients.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -23,7 +21,6 @@ from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import one_line
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._database.wire import wait_for
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -39,9 +36,9 @@ _DOUBLINGS = 5
 
 
 class Listening:
-    """Listens on one channel for the database's thread, and waits for notifications.
+    """Listens on one channel for the replica's thread.
 
-    Only the thread calls the methods, except :meth:`wake` and :meth:`stop`.
+    Only the thread calls the methods, except :meth:`stop`.
 
     :param session: the thread's connection
     :param channel: the channel
@@ -69,11 +66,6 @@ class Listening:
         self._is_wanted = True
         self._has_begun = False
         self._is_asked = False  # whether a ticket that begins to listen is under way
-        self._waits = False
-        # Wakes a wait for the connection's socket when a message is put into the thread's inbox.
-        self._waking, self._woken = socket.socketpair()
-        self._waking.setblocking(False)
-        self._woken.setblocking(False)
 
     @property
     def is_wanted(self) -> bool:
@@ -83,12 +75,6 @@ class Listening:
     def stop(self) -> None:
         """Do not begin to listen again. Does not wait."""
         self._is_wanted = False
-
-    def close(self) -> None:
-        """Stop, and leave nothing open. Called when the connection is closed."""
-        self.stop()
-        self._waking.close()
-        self._woken.close()
 
     def ticket(self, now: float) -> Ticket[Any] | None:
         """Return a ticket that begins to listen; ``None``: no ticket is needed.
@@ -110,34 +96,6 @@ class Listening:
         if self._session.notified:
             self._session.notified = False
             self._heard()
-
-    def wait(self, seconds: float, has_come: Callable[[], bool]) -> None:
-        """Wait for a notification, for the end of the connection, or for :meth:`wake`.
-
-        :param seconds: limits the wait
-        :param has_come: returns whether the inbox has a message
-        """
-        self._session.hear()  # notes a notification that came with the last answer
-        if self._session.notified or not self._session.listens:
-            return
-        self._waits = True
-        try:
-            # Check the inbox after `_waits` is set, so that a message that comes after this check
-            # wakes the wait.
-            if not has_come():
-                wait_for([self._session.fileno(), self._woken.fileno()], seconds)
-        finally:
-            self._waits = False
-        with suppress(OSError):  # raised when all wake-ups are read
-            while self._woken.recv(4096):
-                pass
-        self._session.hear()
-
-    def wake(self) -> None:
-        """End a wait, if there is one. May be called from a signal handler."""
-        if self._waits:
-            with suppress(OSError):  # the socket is full of wake-ups already, or is closed
-                self._waking.send(b"\0")
 
     def note_answer(self, outcome: Outcome[bool]) -> None:
         """Note how an attempt to listen has ended."""
@@ -209,7 +167,7 @@ class _ListenTicket(Ticket[bool]):
         return not self._listening.is_wanted
 
     def fail(self, outcome: Outcome[bool]) -> None:
-        """Note the error if it is a rejection. An outage was noted by the database's thread."""
+        """Note the error if it is a rejection. An outage was noted by the replica's thread."""
         error = outcome.error
         if error is not None and not isinstance(error, TaskLockDatabaseError):
             self._listening.note_rejection(error)

@@ -178,6 +178,8 @@ class Outbox:
             insort(self._waiting, ticket, key=_place)
         for ticket, outcome in answered:
             self._take_in(step, now, ticket, outcome, stopped=stopped)
+        if not self._waiting:
+            return step
         self._drop_late(step, now, stopped=stopped)
         if sends:
             step.batch = self._next_batch(now)

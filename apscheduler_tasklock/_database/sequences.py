@@ -22,7 +22,7 @@ Statements: TypeAlias = Generator[Statement, Any, Result]
 class SequenceTicket(Ticket[Any]):
     """A ticket for one statement of a sequence. It is sent once.
 
-    :param report: called in the database's thread with the outcome. Must not wait.
+    :param report: called in the replica's thread with the outcome. Must not wait.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.sqlstates import (
     one_line,
 )
 from apscheduler_tasklock._database.url import as_url, check_engine
-from apscheduler_tasklock._database.wire import NoAnswerError, Wire
+from apscheduler_tasklock._database.wire import NoAnswerError, Wait, Wire, wait_for
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -99,6 +99,22 @@ class Session:
         self._wire: Wire | None = None  # of the open connection
         self.listens = False
         self.notified = False
+        self._wait: Wait = wait_for
+        self._wake: Callable[[], object] = lambda: None
+
+    def wait_with(self, wait: Wait, wake: Callable[[], object]) -> None:
+        """Let a thread that has other work wait for answers, and for new connections.
+
+        :param wait: waits, and may do other work meanwhile
+        :param wake: ends such a wait; called in another thread
+        """
+        self._wait, self._wake = wait, wake
+
+    def wait_alone(self) -> None:
+        """Wait for answers, and do nothing meanwhile."""
+        self._wait, self._wake = wait_for, lambda: None
+        if self._wire is not None:
+            self._wire.wait = wait_for  # so that the wire does not refer to the thread
 
     @property
     def is_open(self) -> bool:
@@ -164,10 +180,15 @@ class Session:
         self.listens = self.notified = True
         return True
 
-    def fileno(self) -> int:
-        """Return the connection's socket."""
-        assert self._wire is not None
-        return self._wire.connection.fileno()
+    def heard_on(self) -> tuple[int] | None:
+        """Return the socket of a connection that listens; ``None``: something was heard already.
+
+        A notification may have come with an answer, and the connection may have ended.
+        """
+        self.hear()
+        if self.notified or self._wire is None:
+            return None
+        return (self._wire.connection.fileno(),)
 
     def _connected(self, deadline: Deadline) -> Wire:
         """Return the wire of a new connection.
@@ -185,6 +206,8 @@ class Session:
             lambda late: late.close(),
             within=self._connect_limit,
             started=self._connecting.append,
+            wait=partial(self._wait, ()),
+            ended=self._wake,
         )
 
     def run(
@@ -202,6 +225,7 @@ class Session:
         wire = self._wire
         assert wire is not None
         wire.limit(seconds or self.attempt, deadline)
+        wire.wait = self._wait
         reusable = False
         try:
             answer = send(wire.cursor())

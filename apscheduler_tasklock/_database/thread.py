@@ -1,11 +1,14 @@
-"""The database's thread, which owns the connection and sends all tickets."""
+"""The replica's thread: it owns the connection, sends all tickets, and steps the queues of runs.
+
+The thread never waits for one thing alone. While it waits for an answer, or for a new connection,
+it takes messages and steps the queues. Only statements have to wait for each other.
+"""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
 import os
-import queue
 import sys
 import threading
 import time
@@ -22,6 +25,7 @@ from apscheduler_tasklock._application import flush_application, keep_applicatio
 from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.inbox import Inbox
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
@@ -47,10 +51,10 @@ Result = TypeVar("Result")
 
 logger = logger_of(__name__)
 
-# A message to the thread: a ticket, or a function to call.
-_Message: TypeAlias = "Ticket[Any] | Callable[[], object]"
+# A message to the thread: a ticket, a function to call, or a queue of runs and a message to it.
+_Message: TypeAlias = "Ticket[Any] | Callable[[], object] | tuple[Stepped, Any]"
 
-NAME = "tasklock-database"
+NAME = "tasklock"
 # Limits how often the thread fails: the pause after a failure, in seconds.
 PAUSE_AFTER_FAILURE = 0.1
 # Limits the seconds that the thread sleeps while tickets wait, because their deadlines may have
@@ -85,13 +89,13 @@ class Renewing(Protocol):
 
 
 class Recurring(Protocol):
-    """Recurring work of the database's thread, such as the look at the tasks' rows."""
+    """Recurring work of the replica's thread, such as the look at the tasks' rows."""
 
     @property
     def due_at(self) -> float:
         """When the work is due, on the monotonic clock; ``inf``: never.
 
-        Only the database's thread changes this time.
+        Only the replica's thread changes this time.
         """
 
     @property
@@ -102,8 +106,22 @@ class Recurring(Protocol):
         """Begin the work, and set when it is due again. Must not wait."""
 
 
+class Stepped(Protocol):
+    """What the thread steps at each message to it, and when it is due, such as a queue of runs.
+
+    :ivar messages: the messages since the last step
+    :ivar wakes_at: when to step it again if no message comes, on the monotonic clock
+    """
+
+    messages: list[Any]
+    wakes_at: float
+
+    def step(self) -> None:
+        """Take the messages, decide, and carry the decisions out. Must not wait, and not raise."""
+
+
 class DatabaseThread:
-    """The database's thread, which sends all tickets. It starts with the first message.
+    """The replica's thread, which sends all tickets and steps queues. A message starts it.
 
     The thread never runs the application's code. Opening a connection may run the application's
     code, so each connection is opened in another thread.
@@ -137,7 +155,12 @@ class DatabaseThread:
         self._closing = closing
         self._renewing: Renewing = renewing or _Nothing()
         self._side = Outbox(jittered)
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._inbox: Inbox[_Message] = Inbox()
+        # What is stepped: each has a message, or is due at some time.
+        self._stepped: dict[Stepped, None] = {}
+        self._steps_at = inf  # when the first of them is due, on the monotonic clock
+        # When a renewal or recurring work is due, as of the last look; `-inf`: look again.
+        self._own_at = -inf
         self._came: list[Ticket[Any]] = []
         self._batch: list[Ticket[Any]] = []  # the tickets that are being sent
         self._answered: list[tuple[Ticket[Any], Outcome[Any]]] = []
@@ -156,9 +179,9 @@ class DatabaseThread:
         self._probed_at = -inf  # when a probe was sent last, on the monotonic clock
         self._turn_began = inf  # on the monotonic clock; `inf`: the thread waits for a message
         self._pid = os.getpid()
-        # The events of waiting callers, each with the sender for whose releases the caller waits;
-        # None: the caller waits for all tickets.
-        self._drained: list[tuple[threading.Event, object]] = []
+        # The events of waiting callers, each with what says for which tickets the caller waits;
+        # None: for all.
+        self._drained: list[tuple[threading.Event, Callable[[Ticket[Any]], bool] | None]] = []
         self._listening: Listening | None = None
         self._recurring: list[Recurring] = []
         _all.add(self)
@@ -166,7 +189,8 @@ class DatabaseThread:
     @property
     def waiting(self) -> int:
         """How many tickets wait to be sent for the first time."""
-        return self._inbox.qsize() + sum(each.error is None for each in list(self._side.waiting))
+        came = self._inbox.qsize() + len(self._came)
+        return came + sum(each.error is None for each in list(self._side.waiting))
 
     @property
     def has_thread(self) -> bool:
@@ -191,15 +215,20 @@ class DatabaseThread:
         """
         since = self._turn_began
         if not self.has_thread:
+            if self._inbox.qsize():
+                return False
             due = [ticket.not_before for ticket in list(self._side.waiting)]
-            since = min([since, self._own_due_at, *due])
+            since = min([since, self._own_due_at, self._steps_at, *due])
         return time.monotonic() < since + STUCK * self._session.limit
 
     @property
     def _own_due_at(self) -> float:
         """When a renewal or recurring work is due."""
-        recurring = [] if self._closed or self._ending else list(self._recurring)
-        return min([self._renewing.due_at, *(each.due_at for each in recurring)])
+        due_at = self._renewing.due_at
+        if not (self._closed or self._ending):
+            for each in list(self._recurring):
+                due_at = min(due_at, each.due_at)
+        return due_at
 
     @property
     def _is_idle(self) -> bool:
@@ -271,7 +300,7 @@ class DatabaseThread:
             )
         if threading.current_thread() is self._worker.get(WORKER):
             raise TaskLockError(
-                "code in the task lock's database thread cannot wait for a result of that thread"
+                "code in the task lock's thread cannot wait for a result of that thread"
             )
         if not self._start():
             self._pump(asked.future.done)
@@ -281,9 +310,41 @@ class DatabaseThread:
         """Call a function in the thread, between two batches. The function must not wait."""
         self._put(function)
 
+    def post(self, stepped: Stepped, message: object, *, wakes: bool = True) -> None:
+        """Send a message to what is stepped, such as a queue of runs. Never waits for an answer.
+
+        :param wakes: whether the thread takes it at once; else with the next message, or when
+            something is due
+        """
+        self._put((stepped, message), wakes=wakes)
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already.
+
+        :raises RuntimeError: no thread can be started
+        """
+        if not (self.has_thread or self._start()):
+            raise RuntimeError("no thread can be started")
+
+    def wait_for(self, event: threading.Event, until: float) -> bool:
+        """Wait for an event that a message to this thread sets; return whether it is set.
+
+        If no thread can be started, the calling thread does the thread's work.
+
+        :param until: limits the wait, on the monotonic clock
+        """
+        if not (sys.is_finalizing() or threading.current_thread() is self._worker.get(WORKER)):
+            if not self.has_thread:
+                self._pump(lambda: event.is_set() or time.monotonic() > until)
+            event.wait(max(0.0, until - time.monotonic()))
+        return event.is_set()
+
     def add_recurring(self, recurring: Recurring) -> None:
         """Begin recurring work whenever it is due, until it is over or the thread is closed."""
-        self.call(lambda: self._recurring.append(recurring))
+        self.call(lambda: self._begin_recurring(recurring))
+
+    def _begin_recurring(self, recurring: Recurring) -> None:
+        self._recurring = [*(each for each in self._recurring if not each.is_over), recurring]
 
     def hurry_releases(self) -> None:
         """Send the waiting releases now."""
@@ -313,9 +374,7 @@ class DatabaseThread:
 
     def _begin_to_listen(self, listening: Listening) -> None:
         self._end_listening()  # if an earlier call of `listen` has begun it
-        if self._closed:
-            listening.close()
-        else:
+        if not self._closed:
             self._listening = listening
 
     def wake(self) -> None:
@@ -323,8 +382,7 @@ class DatabaseThread:
 
         May be called from a signal handler.
         """
-        if self.has_thread:
-            self._send_to_thread(_look)
+        self._inbox.wake()
 
     def close(self, until: float) -> None:
         """Wait until no ticket waits. The thread then ends, and closes the connection.
@@ -362,33 +420,27 @@ class DatabaseThread:
         if listening is not None:
             listening.stop()
 
-    def wait_for_releases(self, sender: object, until: float) -> None:
-        """Wait until no release of one sender is left to send. The thread goes on.
+    def wait_for_tickets(self, which: Callable[[Ticket[Any]], bool], until: float) -> bool:
+        """Wait until none of certain tickets is left to send; return whether none is.
 
+        :param which: returns whether to wait for a ticket
         :param until: limits the wait, on the monotonic clock
         """
-        if not self._is_idle:
-            self._drain(until, sender)
+        return self._is_idle or self._drain(until, which)
 
-    def _drain(self, until: float, sender: object = None) -> None:
+    def _drain(self, until: float, which: Callable[[Ticket[Any]], bool] | None = None) -> bool:
         if sys.is_finalizing():
-            return
+            return False
         idle = threading.Event()
-        self.call(lambda: self._drained.append((idle, sender)))
-        if not self.has_thread:
-            self._pump(lambda: idle.is_set() or time.monotonic() > until)
-        idle.wait(max(0.0, until - time.monotonic()))
+        self.call(lambda: self._drained.append((idle, which)))
+        return self.wait_for(idle, until)
 
-    def _send_to_thread(self, message: _Message) -> None:
-        self._inbox.put(message)
-        listening = self._listening  # read once, because the thread may set it to None
-        if listening is not None:
-            listening.wake()
-
-    def _put(self, message: _Message) -> None:
-        self._send_to_thread(message)
+    def _put(self, message: _Message, *, wakes: bool = True) -> None:
+        self._inbox.put(message, wakes=wakes)
+        if isinstance(self._worker.get(WORKER), threading.Thread):
+            return
         # While the interpreter finalizes, no thread runs, so a new thread would never begin.
-        if self.has_thread or sys.is_finalizing() or self._start():
+        if sys.is_finalizing() or self._start():
             return
         if (
             isinstance(message, AwaitedTicket)
@@ -420,17 +472,20 @@ class DatabaseThread:
         try:
             # If a thread has been started meanwhile, that thread is the worker.
             if self._worker.setdefault(WORKER, me) is me:
+                self._begin_to_wait()
                 while not until():
-                    self._turn(linger=0.0)
+                    self._turn()
         finally:
             if self._worker.get(WORKER) is me:
+                self._end_waits()
                 self._worker.clear()
 
     @property
     def _has_ready(self) -> bool:
         """Whether there is work that can be done at once."""
-        is_known = bool(self._answered or self._came or self._calls) or not self._inbox.empty()
-        return is_known or self._side.has_ready(time.monotonic())
+        now = time.monotonic()
+        is_known = bool(self._answered or self._came or self._calls) or not self._inbox.is_empty()
+        return is_known or self._steps_at <= now or self._side.has_ready(now)
 
     def _start(self) -> bool:
         """Start the thread, unless there is one; return whether there is one now."""
@@ -460,53 +515,51 @@ class DatabaseThread:
         while self._worker.setdefault(WORKER, me) is me:
             begun.set()
             try:
-                while self._turn(self._linger):
+                self._begin_to_wait()
+                while self._turn():
                     pass
             finally:
+                self._end_waits()
                 self._worker.clear()
             # Check the inbox once more, because a message may have come at this moment. Its sender
             # may have taken this thread for the worker, and so have started no other thread.
-            if self._inbox.empty():
+            if self._inbox.is_empty():
                 return
         begun.set()  # there is another worker
+
+    def _begin_to_wait(self) -> None:
+        self._inbox.open()
+        self._session.wait_with(self._attend, self._inbox.wake)
+
+    def _end_waits(self) -> None:
+        self._session.wait_alone()
+        self._inbox.close()
 
     @property
     def _linger(self) -> float:
         """The seconds that the thread waits without work before it ends."""
-        if self._closed:
+        if self._closed or self._pumps:
             return 0.0
         return inf if self._session.listens else self._timings.linger
 
-    def _turn(self, linger: float) -> bool:
+    def _turn(self) -> bool:
         """Do one turn of the thread's loop: send the next batch, or wait for a message.
 
         Return whether to go on.
-
-        :param linger: limits the wait without work, in seconds
         """
         try:
             self._turn_began = time.monotonic()
-            self._take_all()
-            now = time.monotonic()
-            self._take_own(now)
-            came, self._came = self._came, []
-            answered, self._answered = self._answered, []
-            stopped = self._closing.stopped or self._ending
-            # If there are calls, send no batch in this turn. So a call is made after the outbox has
-            # taken all earlier tickets and answers, and before the next batch is sent.
-            step = self._side.step(now, came, answered, stopped=stopped, sends=not self._calls)
-            self._batch = step.batch
-            self._report(step)
-            self._report_drained()
+            self._step_all()
+            self._take_own()
+            wakes_at = self._step_outbox()
             if self._calls:
-                while self._calls:
-                    self._calls.pop(0)()
+                self._make_calls()
                 return True
             if self._batch:
                 self._answered = self._send(self._batch)
                 self._batch = []
                 return True
-            return self._wait(min(step.wakes_at, self._own_due_at), linger)
+            return self._wait(wakes_at)
         except BaseException as error:  # so that no error ends the thread unseen
             self._note_failure(error)
             if self._pumps and not isinstance(error, Exception):  # Ctrl-C in the caller's thread
@@ -515,80 +568,126 @@ class DatabaseThread:
             _PAUSE.wait(PAUSE_AFTER_FAILURE)
             return True
 
+    def _step_outbox(self) -> float:
+        """Report what the outbox has decided, and keep the next batch; return when it is due."""
+        came, self._came = self._came, []
+        answered, self._answered = self._answered, []
+        stopped = self._closing.stopped or self._ending
+        # If there are calls, send no batch in this turn. So a call is made after the outbox has
+        # taken all earlier tickets and answers, and before the next batch is sent.
+        sends = not self._calls
+        step = self._side.step(time.monotonic(), came, answered, stopped=stopped, sends=sends)
+        self._batch = step.batch
+        if step.done or step.failed:
+            self._report(step)
+            self._own_at = -inf  # a report may have made something due
+            if not self._batch:
+                self._step_all()
+        if self._drained:
+            self._report_drained()
+        return -inf if self._came else step.wakes_at
+
+    def _make_calls(self) -> None:
+        self._own_at = -inf  # as after a report
+        while self._calls:
+            self._calls.pop(0)()
+
     def _note_failure(self, error: BaseException) -> None:
         """After an error of the thread, let the requests that were being sent fail, as in doubt."""
         with suppress(Exception):  # the error may come from an application's log handler
-            logger.exception("The task lock's database thread failed, and goes on")
+            logger.exception("The task lock's thread failed, and goes on")
         failed, self._batch = self._batch, []
         for ticket in failed:
             ticket.request.note_failure(error)
-        why = TaskLockError(f"the task lock's database thread failed: {error!r}")
+        why = TaskLockError(f"the task lock's thread failed: {error!r}")
         self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
 
-    def _wait(self, wakes_at: float, linger: float) -> bool:
+    def _wait(self, wakes_at: float) -> bool:
         """Wait for a message, or until the next due time; return whether to go on."""
-        is_idle = wakes_at == inf
+        if not self._inbox.is_empty() or wakes_at == -inf:
+            return True
         self._turn_began = inf
-        if not self._side.waiting and self._inbox.empty():
-            if self._closed:
-                self._close_connection()
-            drained, self._drained = self._drained, []
-            for event, _ in drained:
-                event.set()
-        try:
-            seconds = linger if is_idle else wakes_at - time.monotonic()
-            if self._side.waiting:
-                seconds = min(LONGEST_WAIT, seconds)
-            elif self._pumps:
-                seconds = 0.0  # no ticket waits, so the caller that works here is not kept waiting
-            message = self._get(max(0.0, seconds))
-        except queue.Empty:
-            return not is_idle or linger == inf
-        self._take(message)
-        return True
+        if self._side.waiting:
+            wakes_at = min(wakes_at, time.monotonic() + LONGEST_WAIT)
+        elif self._steps_at > -inf:
+            self._note_drained()
+        if self._own_at == -inf:
+            self._own_at = self._own_due_at
+        wakes_at = min(wakes_at, self._own_at, self._steps_at)
+        # A caller that works in the thread's place is kept waiting only while a ticket waits.
+        is_over = wakes_at == inf or (self._pumps and not self._side.waiting)
+        linger = self._linger if is_over else inf
+        sockets = self._session.heard_on() if self._session.listens else ()
+        if sockets is None:
+            return True
+        if self._inbox.wait(sockets, min(linger, max(0.0, wakes_at - time.monotonic()))):
+            self._session.hear()
+        return wakes_at < inf or linger == inf or not self._inbox.is_empty()
 
-    def _get(self, seconds: float) -> _Message:
-        """Wait for a message, and for a notification if the connection listens.
+    def _note_drained(self) -> None:
+        """Note that no ticket waits."""
+        if self._closed:
+            self._close_connection()
+        drained, self._drained = self._drained, []
+        for event, _ in drained:
+            event.set()
 
-        :raises queue.Empty: there is no message
+    def _attend(self, sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
+        """Wait until a socket is ready, and step the queues meanwhile; return whether one is.
+
+        Tickets wait until the statement that is under way has its answer, and so do functions to
+        call, since they may close the connection.
+
+        :param seconds: limits the wait
+        :param writes: whether to wait also until one of the sockets can be written to
         """
-        if self._listening is None or not self._session.listens:
-            return self._inbox.get(timeout=seconds)
-        self._listening.wait(seconds, lambda: not self._inbox.empty())
-        return self._inbox.get_nowait()
+        until = time.monotonic() + seconds
+        while True:
+            self._step_all()
+            seconds = max(0.0, min(until, self._steps_at) - time.monotonic())
+            is_ready = self._inbox.wait(sockets, seconds, writes=writes)
+            # Without a socket, a new connection may be there.
+            if is_ready or not sockets or time.monotonic() >= until:
+                return is_ready
 
     def _report_drained(self) -> None:
-        """Wake each caller that waits for a sender's releases, if that sender has none waiting."""
-        for waits in [each for each in self._drained if each[1] is not None]:
-            event, sender = waits
-            left = [*self._side.waiting, *self._batch]
-            if not any(each.is_release and each.request.sender is sender for each in left):
-                self._drained.remove(waits)
+        """Wake each caller that waits for certain tickets, if none of these waits."""
+        self._recurring = [each for each in self._recurring if not each.is_over]
+        for event, which in list(self._drained):
+            if which is not None and not any(map(which, [*self._side.waiting, *self._batch])):
+                self._drained.remove((event, which))
                 event.set()
 
     def _close_connection(self) -> None:
         self._session.close()
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            listening.close()
+        self._stop_listening()
+        self._listening = None
 
-    def _take_all(self) -> None:
-        """Take all messages of the inbox."""
-        # Until it is found empty, and not while `qsize` says so: in Python 3.10 a `get` with a very
-        # short timeout never returns from a queue that was not found empty since its last item.
-        with suppress(queue.Empty):
-            while True:
-                self._take(self._inbox.get_nowait())
+    def _step_all(self) -> None:
+        """Take all messages of the inbox, and step the queues that have messages, or are due."""
+        self._inbox.take_all(self._take)
+        now = time.monotonic()
+        if self._steps_at > now:
+            return
+        for each in list(self._stepped):
+            if each.messages or each.wakes_at <= now:
+                each.step()
+                if each.wakes_at == inf:
+                    del self._stepped[each]
+        self._steps_at = min((each.wakes_at for each in self._stepped), default=inf)
+        self._inbox.take_all(self._take)  # tickets that the queues have sent
 
-    def _take_own(self, now: float) -> None:
+    def _take_own(self) -> None:
         """Take the tickets of renewals and listening that are due, and begin recurring work."""
-        if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
-            self._came.append(renewal)
-        self._recurring = [each for each in self._recurring if not each.is_over]
-        if not (self._closed or self._ending):
-            for each in self._recurring:
-                if each.due_at <= now:
-                    each.begin(now)
+        now = time.monotonic()
+        if self._own_at <= now:
+            if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
+                self._came.append(renewal)
+            if not (self._closed or self._ending):
+                for each in self._recurring:
+                    if each.due_at <= now:
+                        each.begin(now)
+            self._own_at = self._own_due_at
         if self._listening is not None:
             self._listening.tell()
             if (ticket := self._listening.ticket(now)) is not None:
@@ -597,7 +696,16 @@ class DatabaseThread:
     def _take(self, message: _Message) -> None:
         if isinstance(message, Ticket):
             self._came.append(message)
-            message.taken()
+            try:
+                message.taken()
+            except Exception:  # because a statement may be under way, which must not fail with it
+                with suppress(Exception):  # the error may come from an application's log handler
+                    logger.exception("The task lock's thread failed, and goes on")
+        elif isinstance(message, tuple):
+            stepped, what = message
+            stepped.messages.append(what)
+            self._stepped[stepped] = None
+            self._steps_at = -inf
         else:
             self._calls.append(message)
 
@@ -710,10 +818,6 @@ class _Nothing:
 _PAUSE = threading.Event()  # never set
 
 
-def _look() -> None:
-    pass
-
-
 def _no_statement(_cursor: Any) -> None:
     pass
 
@@ -733,7 +837,7 @@ def _report_safely(
         report(outcome)
     except Exception as error:
         with suppress(Exception):  # the error may come from an application's log handler
-            logger.exception("The task lock's database thread failed, and goes on")
+            logger.exception("The task lock's thread failed, and goes on")
         ticket.abandon(error)
 
 

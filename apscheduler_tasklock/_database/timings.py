@@ -11,7 +11,7 @@ from apscheduler_tasklock._shutdown import PENDING_LIMIT
 class Timings:
     """Waits and pauses of one replica, in seconds unless stated otherwise. Can be pickled.
 
-    :ivar linger: how long the database's thread waits without work before it ends. The next message
+    :ivar linger: how long the replica's thread waits without work before it ends. The next message
         starts it again
     :ivar longest_answer: limits the wait for one answer, however long a claim is tried, so that a
         statement whose answer was lost is sent again soon

@@ -9,13 +9,12 @@ transaction mode gives to the next client.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -25,6 +24,7 @@ from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
+from apscheduler_tasklock._database.inbox import ready_of
 from apscheduler_tasklock._database.sqlstates import UNCONFIRMED, UnconfirmedError
 from apscheduler_tasklock._shutdown import CANCEL_LIMIT
 
@@ -72,6 +72,18 @@ def class_row(made: Callable[..., Row]) -> RowFactory:
     return lambda names: lambda row: made(**dict(zip(names, row, strict=True)))
 
 
+class Wait(Protocol):
+    """Waits until one of several sockets is ready; returns whether one is."""
+
+    def __call__(self, sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
+        """Wait for so many seconds at most; with ``writes``, also until one can be written to."""
+
+
+def wait_for(sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
+    """Wait until one of several sockets is ready, and do nothing else meanwhile; see `Wait`."""
+    return bool(ready_of(sockets, seconds, writes=writes))
+
+
 class Wire:
     """Sends statements on a connection, and reads their answers.
 
@@ -83,7 +95,10 @@ class Wire:
     :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
         is prepared through a pooler: some poolers do not know prepared statements, and let several
         clients use one server connection.
+    :ivar wait: waits for the socket; a thread that has other work may do it meanwhile
     """
+
+    wait: Wait = staticmethod(wait_for)
 
     def __init__(
         self,
@@ -302,7 +317,7 @@ class Wire:
         # A statement has some time also if the one before has used all of it up, and so has the
         # next part of an answer.
         seconds = min(left, WAKE_INTERVAL) if left > 0 else WAKE_INTERVAL
-        is_ready = wait_for([self._pgconn.socket], seconds, writes=writes)
+        is_ready = self.wait([self._pgconn.socket], seconds, writes=writes)
         if left <= 0:
             # If an answer has come already, read it: it may have come in time, while this process
             # was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
@@ -481,19 +496,3 @@ class Cursor:
         count = self._result.ntuples
         first, self._next = self._next, count if last is None else min(last, count)
         return self.wire.rows(self._result, first, self._next, self.row_factory)
-
-
-def wait_for(sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
-    """Wait until one of the sockets can be read; return whether one can.
-
-    :param seconds: limits the wait; ``inf``: no limit
-    :param writes: whether to wait also until one can be written to
-    """
-    limit = None if seconds == inf else seconds
-    if not hasattr(select, "poll"):  # Windows
-        return any(select.select(sockets, sockets if writes else [], [], limit))
-    # Use `poll`, and not a selector, because a selector takes four times as long.
-    poll = select.poll()
-    for socket in sockets:
-        poll.register(socket, select.POLLIN | (select.POLLOUT if writes else 0))
-    return bool(poll.poll(None if limit is None else limit * 1000))

@@ -154,7 +154,7 @@ class Attempt(Request[TimedAnswer], Generic[Wanted]):
     :ivar in_doubt: whether the database may have granted the claim although no answer came
     :ivar wanted_at: since when the claim has been wanted, on the monotonic clock; ``None``: the
         claim is not wanted now, for example because no worker is free
-    :ivar report_closed: called in the database's thread with the dead run that the claim has
+    :ivar report_closed: called in the replica's thread with the dead run that the claim has
         closed. Must not wait.
     """
 

@@ -38,7 +38,7 @@ from apscheduler_tasklock._database.sequences import (
     next_statement,
 )
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
-from apscheduler_tasklock._database.thread import Recurring
+from apscheduler_tasklock._database.thread import DatabaseThread, Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
@@ -96,7 +96,6 @@ from apscheduler_tasklock._shutdown import (
     SHORTEST_FLUSH,
     SHUTDOWN_LIMIT,
     Closing,
-    InProgress,
     Shutdown,
     off_the_loop,
 )
@@ -163,7 +162,6 @@ class LockClient:
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of this replica that the database rejects now
     :ivar jobs: the statements of the job store, for :meth:`ask`
-    :ivar claiming: counts the claims under way, until they are concluded
     :ivar release_limit: the time limit of releases that are begun now
     """
 
@@ -182,13 +180,12 @@ class LockClient:
         self._timings = settings.timings
         self._closing = Closing()
         self._released_at = 0.0
-        self.claiming = InProgress()
         self.release_limit = ReleaseLimit()
         self.outage = self.replica.outage
         self.rejections = self.replica.rejections
         self._rights_at = 0.0  # when the rights are checked next, on the monotonic clock
         self._protocol = self.replica.protocol(settings)
-        # The heartbeat is used in the database's thread only.
+        # The heartbeat is used in the replica's thread only.
         self._heartbeat = self.replica.heartbeat
         self._database = self.replica.database
         self.jobs = JobRows(
@@ -235,8 +232,13 @@ class LockClient:
         return self._database.waiting
 
     @property
+    def thread(self) -> DatabaseThread:
+        """The replica's thread."""
+        return self._database
+
+    @property
     def is_live(self) -> bool:
-        """Whether the database's thread is not stuck. Sends nothing."""
+        """Whether the replica's thread is not stuck. Sends nothing."""
         return self._database.is_live
 
     @property
@@ -337,7 +339,7 @@ class LockClient:
     def listen(self, heard: Callable[[], object]) -> None:
         """Listen for other replicas' changes of jobs, if the connection can listen.
 
-        :param heard: called in the database's thread when a job was changed, or may have been; must
+        :param heard: called in the replica's thread when a job was changed, or may have been; must
             not wait
         """
         self._listens = True
@@ -381,7 +383,6 @@ class LockClient:
         If the coroutine is cancelled, the claim is withdrawn.
         """
         asked = self._asked(self.attempt(wanted), asyncio.get_running_loop())
-        self.claiming.begin()
         self._database.submit(asked)
         return asked
 
@@ -414,7 +415,7 @@ class LockClient:
     def _conclude(
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[TimedAnswer]
     ) -> HeldLock | Refusal | None:
-        """Make the result of a claim from its outcome, in the database's thread."""
+        """Make the result of a claim from its outcome, in the replica's thread."""
         self.outage.note_lease(attempt.request.lease)
         error = outcome.error
         if error is None:
@@ -442,14 +443,11 @@ class LockClient:
         begun: float,
         outcome: Outcome[TimedAnswer],
     ) -> HeldLock | Refusal | None:
-        """Make the result of a claim for a coroutine, in the database's thread."""
-        try:
-            claimed = self._conclude(attempt, begun, outcome)
-            if isinstance(claimed, HeldLock):
-                claimed.runs_on(loop)
-            return claimed
-        finally:
-            self.claiming.end()
+        """Make the result of a claim for a coroutine, in the replica's thread."""
+        claimed = self._conclude(attempt, begun, outcome)
+        if isinstance(claimed, HeldLock):
+            claimed.runs_on(loop)
+        return claimed
 
     def begin_claims(
         self, attempts: Sequence[AnyAttempt], most: int | None, report: Report
@@ -468,7 +466,7 @@ class LockClient:
             result is a :class:`NotNow` has to be passed to this method again, or to
             :meth:`withdraw`.
         :param most: limits how many claims are granted; ``None``: no limit
-        :param report: called in the database's thread with the result of each claim. It has to make
+        :param report: called in the replica's thread with the result of each claim. It has to make
             sure that granted locks are released.
         """
         wanted_at = min(map(self._want, attempts))
@@ -498,7 +496,6 @@ class LockClient:
             Deadline(self._closing),
             self._conclude_queued,
             report,
-            self.claiming.end,
             came=now,
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
@@ -506,11 +503,10 @@ class LockClient:
         )
         if self.outage.reason is not None:
             ticket.failures = len(BACKOFF)  # so that each ask begins with the longest pause
-        self.claiming.begin()
         self._database.submit(ticket)
 
     def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
-        """Make the result of a queue's claim from its outcome, in the database's thread."""
+        """Make the result of a queue's claim from its outcome, in the replica's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
         if isinstance(error, GrantLimitError):
@@ -617,7 +613,7 @@ class LockClient:
     ) -> ReleaseTicket:
         """Begin the release of a claim; see :meth:`released`. Never waits, not even for a lock.
 
-        :param arrived_late: called in the database's thread with the ticket and the answer if the
+        :param arrived_late: called in the replica's thread with the ticket and the answer if the
             release has arrived after its future had got an error. Must not wait.
         """
         ticket = self._release_ticket(held, _release_of(held, end))
@@ -904,7 +900,21 @@ class LockClient:
         """Wait for this client's releases. The other users of the connection go on with it."""
         if self._listens:
             self._database.stop_listening()
-        self._database.wait_for_releases(self._protocol, abandon_at)
+        mine = self._protocol
+        self._database.wait_for_tickets(
+            lambda ticket: ticket.is_release and ticket.request.sender is mine, abandon_at
+        )
+
+    def wait_for_claims(self, seconds: float) -> bool:
+        """Wait until no claim of this client is under way; return ``False`` if it takes too long.
+
+        :param seconds: limits the wait
+        """
+        mine = self._context
+        return self._database.wait_for_tickets(
+            lambda ticket: ticket.follows_releases and ticket.request.sender is mine,
+            time.monotonic() + seconds,
+        )
 
     def ask(
         self,
@@ -1017,11 +1027,11 @@ class LockClient:
         call(partial(proceed, None))
 
     def add_recurring(self, recurring: Recurring) -> None:
-        """Let the database's thread begin recurring work whenever the work is due."""
+        """Let the replica's thread begin recurring work whenever the work is due."""
         self._database.add_recurring(recurring)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the database's thread. The function must not wait."""
+        """Call a function in the replica's thread. The function must not wait."""
         self._database.call(function)
 
     def _learn(self, sent: float, database_time: datetime) -> None:

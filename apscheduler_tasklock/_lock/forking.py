@@ -1,7 +1,7 @@
 """Forked children: each child replaces the locks, threads and connections that it inherits.
 
 An executor, a job store, a ``TaskLocks``, Flask's extension and a test's stand-in replace their
-replica, with its connection and its database's thread. A held lock stays with the parent.
+replica, with its connection and its thread. A held lock stays with the parent.
 """
 
 from __future__ import annotations

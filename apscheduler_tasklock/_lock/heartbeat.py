@@ -61,7 +61,7 @@ class Heartbeat:
     then. So a run that is not finished when the maximum lock ends has overrun, and is not dead. A
     claim without a lease has only this renewal.
 
-    Only the database's thread uses the heartbeat, so that busy workers and event loops delay no
+    Only the replica's thread uses the heartbeat, so that busy workers and event loops delay no
     renewal.
 
     :param renew: sends renewals

@@ -39,7 +39,7 @@ class NotNow(enum.Enum):
 # The result of a claim; None: there is nothing to claim any more. A claim with a Refusal or an
 # error is over. Only after a NotNow the same attempt can be sent again.
 Claimed: TypeAlias = HeldLock | Refusal | NotNow | TaskLockError | None
-# Called with the result of each claim, once, in the database's thread. Must not wait.
+# Called with the result of each claim, once, in the replica's thread. Must not wait.
 Report: TypeAlias = Callable[[Sequence[tuple[AnyAttempt, Claimed]]], object]
 
 
@@ -61,6 +61,7 @@ class LimitedClaims(Request[None]):
 
     def __init__(self, attempts: Sequence[LimitedAttempt], most: int | None) -> None:
         self.attempts = attempts
+        self.sender = attempts[0].sender
         self._send_together: Callable[..., list[Any]] = type(attempts[0]).send_together
         self._left = most
         self._parts = [list(attempts)]
@@ -133,7 +134,6 @@ class _QueueTicket(Ticket[Any]):
 
     :param conclude: makes the result of a claim from its outcome
     :param report: called with the result of each claim
-    :param ended: called at the end in any case
     """
 
     follows_releases = True
@@ -144,13 +144,11 @@ class _QueueTicket(Ticket[Any]):
         deadline: Deadline,
         conclude: Callable[[AnyAttempt, Outcome[TimedAnswer]], Claimed],
         report: Report,
-        ended: Callable[[], object],
         **times: float,
     ) -> None:
         super().__init__(request, deadline, **times)
         self._conclude = conclude
         self._report = report
-        self._ended = ended
 
     def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[TimedAnswer]]]:
         """Return the outcome of each claim."""
@@ -158,11 +156,8 @@ class _QueueTicket(Ticket[Any]):
 
     def finish(self, outcome: Outcome[Any]) -> None:
         """Report the result of each claim, also if the result of another claim cannot be made."""
-        try:
-            outcomes = self._outcomes(outcome)
-            self._report([(each, self._claimed(each, its)) for each, its in outcomes])
-        finally:
-            self._ended()
+        outcomes = self._outcomes(outcome)
+        self._report([(each, self._claimed(each, its)) for each, its in outcomes])
 
     def _claimed(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
         try:

@@ -85,7 +85,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
     :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
         database rejects after that time is not sent again.
     :param is_hurried: returns whether a shutdown waits for the pending releases
-    :param on_taken: called when the database's thread has taken the ticket
+    :param on_taken: called when the replica's thread has taken the ticket
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
         has found no claim. The claim may have been delayed on its way, and granted after the
         release.

@@ -87,11 +87,11 @@ class Replica:
     :raises TaskLockOptionError: the task lock cannot use the database
     :ivar closing: says whether all users have stopped claiming
     :ivar release_limit: the time limit of releases that any user begins now
-    :ivar database: the database's thread
+    :ivar database: the replica's thread
     :ivar clock: the bound of the database's time
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of this replica that the database rejects now
-    :ivar heartbeat: the renewals, used in the database's thread only
+    :ivar heartbeat: the renewals, used in the replica's thread only
     """
 
     def __init__(self, settings: LockSettings) -> None:

@@ -1,1 +1,1 @@
-"""The jobs' side: runs of jobs, each from its run time until its worker is free again."""
+"""The runs of jobs, each from its run time until its worker is free again."""

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, thread
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from contextvars import copy_context
@@ -53,6 +53,9 @@ UNKNOWN_WORKERS = 10
 # The name of an attribute that wrapped executors have from their start until their shutdown. The
 # attribute refers to the executor that wraps them.
 _WRAPPED_BY = "_tasklock_executor"
+
+# The lock that a pool of threads has while it starts a thread.
+_starts_of_threads = getattr(thread, "_global_shutdown_lock", None)
 
 # APScheduler's own dispatch of events to listeners. A subclass of the scheduler may override it.
 _DISPATCH_EVENT = BaseScheduler._dispatch_event
@@ -142,7 +145,10 @@ class SchedulerAdapter:
         scheduler = self._scheduler
         if getattr(scheduler._dispatch_event, "__func__", None) is not _DISPATCH_EVENT:
             return True  # because an overriding method, such as a tracer's, may use all events
-        return any(mask & code for _, mask in tuple(scheduler._listeners))
+        wanted = 0
+        for _, mask in tuple(scheduler._listeners):
+            wanted |= mask
+        return bool(wanted & code)
 
     def dispatch(self, event: Any) -> None:
         """Dispatch an event to the listeners."""
@@ -175,7 +181,7 @@ class SchedulerAdapter:
 
     @property
     def stores_are_live(self) -> bool:
-        """Whether the database's thread of each shared job store is live. Does not wait."""
+        """Whether the replica's thread of each shared job store is live. Does not wait."""
         if self._scheduler is None:  # the executor was not started
             return True
         return all(store.is_live for store in self._shared_stores().values())
@@ -332,6 +338,26 @@ def is_of_apscheduler(inner: Any) -> bool:
     kind = type(inner)
     takes = (kind.submit_job, kind._do_submit_job)
     return all(each.__module__.startswith("apscheduler.executors.") for each in takes)
+
+
+def takes_at_once(inner: Any) -> bool:
+    """Return whether a wrapped executor would take a job now without a wait.
+
+    A pool of threads that has to start a thread waits for it, which takes long beside threads that
+    use the CPU, and so does a pool of processes.
+
+    :param inner: an executor of APScheduler's; any other may wait for anything
+    """
+    pool = getattr(inner, "_pool", None)
+    if not isinstance(pool, Executor):
+        return True  # the job goes to an event loop, a reactor or a greenlet
+    if type(pool) is not ThreadPoolExecutor:  # the application's own one may wait
+        return False
+    # A pool that starts a thread has a lock that all pools of the process share.
+    if _starts_of_threads is not None and _starts_of_threads.locked():
+        return False
+    has_idle = pool._idle_semaphore._value > 0
+    return has_idle or len(pool._threads) >= pool._max_workers
 
 
 def worker_count(inner: Any) -> int | None:
@@ -580,7 +606,7 @@ class _RunReport:
             self.report(job_id, *what, **named)
             return
         # If a job ends very soon, a pool calls this in the thread that has submitted the job, which
-        # may be the jobs' thread. Listeners may take long, so they are not called there.
+        # may be the replica's thread. Listeners may take long, so they are not called there.
         call_where_allowed(partial(self._report, job_id, *what, **named))
 
     def _report(self, job_id: JobIdWithRun, *what: Any, **named: Any) -> None:

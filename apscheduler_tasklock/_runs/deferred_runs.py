@@ -108,7 +108,7 @@ Decide = Callable[[Outlook, float], object]
 class DeferredRuns:
     """The runs of one executor that are deferred until a look at their tasks' rows decides on them.
 
-    The jobs' thread adds and removes runs, and the look decides on them in another thread. Each
+    The replica's thread adds and removes runs, and the look decides on them in another thread. Each
     operation on the runs is atomic, so that each run is decided on once.
 
     The runs are found by their tasks, because a follower in leader mode defers the run times of all

@@ -2,7 +2,7 @@
 
 The queue decides, and this module carries out the decisions. The module claims runs, and gives
 granted runs to the wrapped executor, whose own ``run_job`` runs each run once. A run ends in two
-steps. When the job's function ends, the release is sent to the database's thread. When the wrapped
+steps. When the job's function ends, the release is sent to the replica's thread. When the wrapped
 executor has reported the run, the run's worker is free.
 """
 
@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Future
+from concurrent.futures import BrokenExecutor, CancelledError
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -27,6 +27,8 @@ from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import ApplicationThread, call_application
 from apscheduler_tasklock._database.jitter import jittered
+from apscheduler_tasklock._database.plain_future import PlainFuture
+from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
@@ -43,11 +45,12 @@ from apscheduler_tasklock._runs.adapter import (
     is_of_apscheduler,
     never_awaited,
     runs_inside_submit_job,
+    takes_at_once,
     worker_count,
 )
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook, WhyDeferred
+from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
-from apscheduler_tasklock._runs.jobs_thread import DrivenQueue, JobsThread
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
@@ -55,7 +58,7 @@ from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
-from apscheduler_tasklock._runs.trigger_times import is_stock
+from apscheduler_tasklock._runs.trigger_times import is_single
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockError,
@@ -70,12 +73,9 @@ logger = logger_of(__name__)
 # lock. The rest of that time is for the hand-over.
 WAITS_AT_MOST = 0.9
 # The interval, in seconds, at which a thread that waits inside `submit_job` for a decision of the
-# jobs' thread checks that the jobs' thread is alive.
+# replica's thread checks that this thread is alive.
 CHECK_INTERVAL = 1.0
-# Limits the seconds that `submit_job` of an executor that is not APScheduler's may take in the
-# jobs' thread, which can decide nothing else meanwhile. After a slower call, the thread `GIVER`
-# makes all further calls.
-LONGEST_GIVE = 1.0
+# The thread that gives runs to an executor that may let it wait.
 GIVER = "tasklock-giving"
 # Limits how many jobs are named in the log line that all workers are busy.
 MOST_NAMED = 5
@@ -158,12 +158,13 @@ class _Work:
         deferred
     :ivar follower: says what becomes of the run of a follower; see ``leadership``
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
-    :ivar is_decided: set when the run is to be given, is deferred, or is over. A thread inside
-        ``submit_job`` waits for that.
+    :ivar decided: set when the run is to be given, is deferred, or is over. A thread inside
+        ``submit_job`` waits for that; ``None``: none does.
     :ivar is_to_be_given: whether the run is to be given to the wrapped executor
     :ivar begins_until: when the run is handed over if it has not begun; on the monotonic clock
     :ivar give_once: the right to give the run to the wrapped executor. A thread inside
-        ``submit_job`` or the application's thread takes it.
+        ``submit_job``, the application's thread or the giving thread takes it, or who withdraws the
+        run.
     :ivar goes_on: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
         before the job began; ``None``: no worker has begun the run
     :ivar took: seconds that the job took
@@ -184,7 +185,7 @@ class _Work:
     deferred_by: Refusal | None = None
     follower: FollowerRun | None = None
     failure: Exception | None = None
-    is_decided: threading.Event = field(default_factory=threading.Event)
+    decided: threading.Event | None = None
     is_to_be_given: bool = False
     begins_until: float = inf
     give_once: Token = field(default_factory=Token)
@@ -196,15 +197,21 @@ class _Work:
     is_reported: bool = False
     giving: Any = None
 
+    def note_decided(self) -> None:
+        """Wake the thread that waits for the decision, if one does."""
+        if self.decided is not None:
+            self.decided.set()
+
 
 class ExecutorRuns:
     """The runs of one executor, from their submission until their workers are free.
 
     :param inner: the wrapped executor
     :param parts: what these runs use of the ``TaskLockExecutor``
+    :param thread: the replica's thread, which steps the queues
     """
 
-    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts, thread: DatabaseThread) -> None:
         self._inner = inner
         self._parts = parts
         self._is_closed = False
@@ -212,12 +219,13 @@ class ExecutorRuns:
         # Whether the executor is APScheduler's own. Any other executor may begin a run in a child
         # process that it forks, and the parent process does not notice that the run has begun.
         self._is_known = is_of_apscheduler(inner)
-        self._thread = JobsThread()
+        self._thread = thread
         # Two queues, because functions need a worker each, and coroutines need none.
-        self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
-        self._coroutines = self._thread.add(RunQueue(jittered), lambda: None, self)
-        # Gives runs to an executor that was slower than `LONGEST_GIVE`.
-        self._giver: ApplicationThread | None = None
+        functions, coroutines = RunQueue(jittered), RunQueue(jittered)
+        self._functions = DrivenQueue(thread, functions, partial(worker_count, inner), self)
+        self._coroutines = DrivenQueue(thread, coroutines, lambda: None, self)
+        self._giver = ApplicationThread(GIVER, keeps_out=True)
+        self._left_to_giver: set[QueuedRun] = set()  # what it has not given yet
         # The runs that were given to the wrapped executor, or are about to be given.
         self._given: dict[QueuedRun, None] = {}
         self._may_be_late = False  # whether a given run that has not begun may begin too late
@@ -228,11 +236,6 @@ class ExecutorRuns:
         # The id of the process that a job has forked from its worker. No run begins in that
         # process.
         self._copied_in: int | None = None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the jobs' thread goes on. Does not wait."""
-        return self._thread.is_live
 
     @property
     def is_ending(self) -> bool:
@@ -252,15 +255,16 @@ class ExecutorRuns:
     def waits_for_worker(self, job_id: str) -> bool:
         """Return whether a run of a job waits here for a worker, and not for the database."""
         given = list(self._given)
-        states = [run.state for run in given if _job_of(run) == job_id]
-        if states:
-            return State.GIVEN in states
+        # The queue may take the message that a run has begun later, so that `state` is not asked.
+        begun = [run.began_at < inf for run in given if _job_of(run) == job_id]
+        if begun:
+            return not all(begun)
         workers = worker_count(self._inner)
         return workers is not None and sum(map(self._goes_on, given)) >= workers
 
     def _goes_on(self, run: QueuedRun) -> bool:
         # An executor that is not APScheduler's may have begun the run in another process.
-        return bool(run.work.goes_on) or (run.state is State.BEGUN and not self._is_known)
+        return bool(run.work.goes_on) or (run.began_at < inf and not self._is_known)
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
@@ -281,16 +285,18 @@ class ExecutorRuns:
         context = copy_context()
         submission = self._only_locked_if_follower(submission)
         queue = self._coroutines if submission.awaited else self._functions
-        runs = [
-            _run_of(submission, _Work(submission, attempt, locks, context.copy(), queue))
-            for attempt in _attempts(submission, locks, notifier)
-        ]
+        runs = []
+        for attempt in _attempts(submission, locks, notifier):
+            decided = threading.Event() if self._is_inline else None
+            work = _Work(submission, attempt, locks, context.copy(), queue, decided=decided)
+            runs.append(_run_of(submission, work))
         for run, following in pairwise(runs):
             run.following = following
         self._thread.start()
-        if submission.options is not None and not is_stock(submission.trigger):
-            # A custom trigger is the application's code, so it is called here, in the thread where
-            # the scheduler calls it, and not in the jobs' thread.
+        if submission.options is not None and not is_single(submission.trigger):
+            # A custom trigger is the application's code, and the walk through a combination may
+            # take seconds. So these triggers are asked here, where the scheduler asks them, and not
+            # in the replica's thread.
             for run in runs:
                 run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
@@ -327,7 +333,7 @@ class ExecutorRuns:
         for run in first.backlog:
             work: _Work = run.work
             try:
-                while not work.is_decided.wait(CHECK_INTERVAL):
+                while not (work.decided is None or work.decided.wait(CHECK_INTERVAL)):
                     if not self._thread.is_live:
                         self._abandon_wait(run)
                         return
@@ -342,7 +348,7 @@ class ExecutorRuns:
     def _abandon_wait(self, first: QueuedRun) -> None:
         """Let the application's thread give the runs of a submission, instead of this thread."""
         for run in first.backlog:
-            run.work.is_decided.set()
+            run.work.note_decided()
             if run.work.is_to_be_given:
                 call_application(partial(self._give_once, run))
 
@@ -357,11 +363,17 @@ class ExecutorRuns:
         :param closes: whether :meth:`submit` rejects further submissions
         """
         self._is_closed = closes
-        for queue in (self._functions, self._coroutines):
+        until = time.monotonic() + seconds
+        queues = (self._functions, self._coroutines)
+        for queue in queues:
             queue.call(partial(self._withdraw_given, queue))
-        self._thread.stop(seconds)
+        for is_done in [queue.stop() for queue in queues]:
+            self._thread.wait_for(is_done, until)
+        # Runs that need no lock were given, perhaps to the giving thread. They are to reach the
+        # wrapped executor before it is shut down.
+        self._giver.flush(until)
 
-    # ---- in the jobs' thread ---------------------------------------------------------------------
+    # ---- in the replica's thread -----------------------------------------------------------------
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
@@ -416,7 +428,7 @@ class ExecutorRuns:
         try:
             may_run = work.attempt.take_in(claimed, wanted_at or time.monotonic())
         except Exception:
-            logger.exception("The task lock's jobs thread failed, and goes on")
+            logger.exception("The task lock's thread failed, and goes on")
             may_run = False
         if may_run:
             self._note_granted(run)
@@ -532,7 +544,7 @@ class ExecutorRuns:
         work.claim = None
         for each in run.backlog:
             each.work.deferred_by = refusal
-            each.work.is_decided.set()
+            each.work.note_decided()
         self._parts.forget_active(work.submission)
         deferred.add(run, reason, partial(self._decide, run, reason))
         return True
@@ -592,28 +604,26 @@ class ExecutorRuns:
         work: _Work = run.work
         if self._is_inline:
             work.is_to_be_given = True
-            if work.is_decided.is_set():  # so no thread waits inside `submit_job` to give this run
+            if work.decided is None or work.decided.is_set():  # so no thread waits to give it
                 call_application(partial(self._give_once, run))
-            work.is_decided.set()
+            work.note_decided()
             return
-        if self._giver is not None:
-            self._giver.call(partial(self._give_to_inner, run))
+        # Runs are given in their order.
+        if self._left_to_giver or not (self._is_known and takes_at_once(self._inner)):
+            self._left_to_giver.add(run)
+            self._giver.call_also_here(partial(self._give_by_giver, run))
             return
-        began_at = time.monotonic()
         try:
             call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
         except RuntimeError as error:  # the scheduler's event loop is closed
             if run.token.take():
                 self._not_given(run, error)
-        took = time.monotonic() - began_at
-        if took > LONGEST_GIVE and not self._is_known:
-            self._giver = ApplicationThread(GIVER)
-            logger.warning(
-                "The executor %s needed %.1f sec to accept a job. From now on a thread of its own "
-                "gives it jobs, one after the other",
-                type(self._inner).__name__,
-                took,
-            )
+
+    def _give_by_giver(self, run: QueuedRun) -> None:
+        try:
+            self._give_once(run)
+        finally:
+            self._left_to_giver.discard(run)
 
     def _give_to_inner(self, run: QueuedRun) -> None:
         if run not in self._given:
@@ -665,11 +675,13 @@ class ExecutorRuns:
             lambda future: work.queue.call(partial(self._take_moved, run, future))
         )
 
-    def _take_moved(self, run: QueuedRun, future: Future[set[str]], inputs: QueueInputs) -> None:
+    def _take_moved(
+        self, run: QueuedRun, future: PlainFuture[set[str]], inputs: QueueInputs
+    ) -> None:
         try:
             if future.result():
                 call_application(partial(self._parts.report_missed, run.work.submission))
-        except BaseException as error:  # noqa: BLE001  # whatever the database's thread sets
+        except BaseException as error:  # noqa: BLE001  # whatever the replica's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
         if self._given.pop(run, self) is None:
@@ -822,14 +834,14 @@ class ExecutorRuns:
     def _withdraw_given(self, queue: DrivenQueue, inputs: QueueInputs) -> None:
         """Withdraw the runs that have a lock and were given, unless a worker has begun them.
 
-        Runs of an executor that is not APScheduler's are not withdrawn, because such an executor
-        may have begun them without taking their tokens.
+        Runs that were given to an executor that is not APScheduler's are not withdrawn, because
+        such an executor may have begun them without taking their tokens.
         """
         for run in list(self._given):
             work: _Work = run.work
-            if work.queue is not queue or work.attempt.held is None or not self._is_known:
+            if work.queue is not queue or work.attempt.held is None:
                 continue
-            if not run.token.take():
+            if not (self._is_known or work.give_once.take()) or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
                 inputs.freed.append((run, 0.0))
@@ -858,7 +870,7 @@ class ExecutorRuns:
 
     def _note_over(self, run: QueuedRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
-        run.work.is_decided.set()
+        run.work.note_decided()
         self._parts.deferred.take(run)
         if run.following is None:
             self._parts.note_over(run.work.submission)

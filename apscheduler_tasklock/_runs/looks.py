@@ -1,6 +1,6 @@
 """The times of the looks: every few seconds a replica reads the rows of its tasks.
 
-The database's thread begins a look when the look is due, and sends its statements. The code between
+The replica's thread begins a look when the look is due, and sends its statements. The code between
 two statements runs in the application's thread, because it calls job stores and triggers.
 """
 
@@ -37,7 +37,7 @@ STARTING_INTERVAL = 0.2
 class Looks:
     """Begins a look after each interval, and at once after :meth:`wake`.
 
-    The database's thread calls :meth:`begin`. Any thread may call the other methods.
+    The replica's thread calls :meth:`begin`. Any thread may call the other methods.
 
     :param locks: the task locks of this replica
     :param known: the tasks of this replica
@@ -69,6 +69,7 @@ class Looks:
         self._is_looking = False
         self._is_woken = False
         self._closed = False
+        self._calls = 0
         self.number = 0
         self.hangs = False
 
@@ -134,17 +135,20 @@ class Looks:
         """Call the code between two statements in the application's thread."""
         if number == self.number and not self._closed:
             self._due_at = time.monotonic() + self._longest_turn
-            call_application(partial(self._call_there, number, function))
+            self._calls += 1
+            call_application(partial(self._call_there, number, self._calls, function))
 
-    def _call_there(self, number: int, function: Callable[[], object]) -> None:
+    def _call_there(self, number: int, call: int, function: Callable[[], object]) -> None:
         try:
             if number == self.number and not self._closed:
                 function()
         finally:
-            self._locks.call(partial(self._note_called, number))
+            self._locks.call(partial(self._note_called, number, call))
 
-    def _note_called(self, number: int) -> None:
-        if number == self.number and self._is_looking:
+    def _note_called(self, number: int, call: int) -> None:
+        # The next call may have begun already, because the database may have answered the statement
+        # that this call has sent.
+        if number == self.number and self._is_looking and call == self._calls:
             self.hangs = False
             # No check is needed while the look waits for the database, because the database's
             # thread limits that wait.

@@ -43,7 +43,7 @@ DROPPED_FOR = 600.0
 class Presence:
     """Sends the signs of life of a replica: every 30 s, and at once if their content has changed.
 
-    The database's thread sends the signs of life, so that no code of the application delays them.
+    The replica's thread sends the signs of life, so that no code of the application delays them.
 
     :param locks: the task locks of this replica
     :param known: the tasks of this replica
@@ -126,7 +126,7 @@ class Presence:
             self._due_at = time.monotonic()
 
     def begin(self, _now: float) -> None:
-        """Begin to send a sign of life. Called in the database's thread."""
+        """Begin to send a sign of life. Called in the replica's thread."""
         self._due_at, self._is_sending = inf, True
         self._locks.begin_all(self.send(), _here, self._end)
 

@@ -21,6 +21,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import call_application
+from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.adapter import (
     JobIdWithRun,
@@ -65,14 +66,14 @@ class _Giving:
 class ProcessRuns(ExecutorRuns):
     """The runs of an executor that runs jobs in a pool of processes."""
 
-    def __init__(self, inner: Any, parts: ExecutorParts) -> None:
-        super().__init__(inner, parts)
+    def __init__(self, inner: Any, parts: ExecutorParts, thread: DatabaseThread) -> None:
+        super().__init__(inner, parts, thread)
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
-        # job, and when they are killed, on the monotonic clock. Only the jobs' thread uses this
+        # job, and when they are killed, on the monotonic clock. Only the replica's thread uses this
         # list.
         self._dying: list[tuple[QueuedRun, Mapping[int, Any], float]] = []
 
-    # ---- in the jobs' thread ---------------------------------------------------------------------
+    # ---- in the thread that gives ----------------------------------------------------------------
 
     def _give_to_inner(self, run: QueuedRun) -> None:
         giving = run.work.giving = _Giving()
@@ -85,6 +86,8 @@ class ProcessRuns(ExecutorRuns):
         run_time = run.work.attempt.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
+
+    # ---- in the replica's thread -----------------------------------------------------------------
 
     def look(self) -> float:
         """Hand over runs that begin too late, and end the leases of runs with dead processes.
@@ -127,7 +130,7 @@ class ProcessRuns(ExecutorRuns):
         if not any(giving is not None and giving.processes is processes for giving in givings):
             return inf
         if not all(_lives(process) for process in list(processes.values())):
-            let_notice_deaths(self._inner)
+            self._giver.call_also_here(partial(let_notice_deaths, self._inner))
         return LIFE_INTERVAL
 
     def _end_lease(self, run: QueuedRun) -> None:

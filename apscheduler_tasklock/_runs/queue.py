@@ -1,7 +1,7 @@
 """The queue of runs: it decides which runs are claimed, given to the executor, or missed.
 
 A run waits here until a worker is free for it. Then the run is claimed, and given to the executor
-if the claim is granted. The queue only decides. The jobs' thread carries the decisions out, and
+if the claim is granted. The queue only decides. The replica's thread carries the decisions out, and
 passes in the time, the answers of the database and random pauses, so that a simulation can drive
 the queue on its own clock.
 """
@@ -91,7 +91,7 @@ class AllBusy:
 
 @dataclass
 class ToDo:
-    """The decisions of a step of the queue, which the jobs' thread carries out.
+    """The decisions of a step of the queue, which the replica's thread carries out.
 
     :ivar asks: the asks to send
     :ivar given: the runs to give to the executor
@@ -148,8 +148,10 @@ class RunQueue:
     @property
     def room(self) -> float:
         """How many workers are free, less one for each waiting or asked run; at least 0."""
-        waiting = sum(run.state is State.WAITING for run in self._waiting)
-        return max(0, self._workers.free - waiting - len(self._asked))
+        free = self._workers.free - len(self._asked)
+        if free > 0:
+            free -= len([run for run in self._waiting if run.state is State.WAITING])
+        return max(0, free)
 
     def step(self, now: float, inputs: QueueInputs) -> ToDo:
         """Update the queue with the inputs, and return the decisions.
@@ -157,6 +159,21 @@ class RunQueue:
         :param now: on the monotonic clock
         """
         todo = ToDo()
+        self._take(todo, now, inputs)
+        free = self._workers.free
+        self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
+        if not self._waiting:
+            return todo
+        if self._stopped:
+            self._withdraw_all(todo, now)
+        elif now >= self._not_before:
+            self._deal(todo, now, free)
+            self._report_all_busy(todo, now)
+        todo.wakes_at = self._wakes_at(now)
+        return todo
+
+    def _take(self, todo: ToDo, now: float, inputs: QueueInputs) -> None:
+        """Update the queue with the inputs."""
         self._stopped = self._stopped or inputs.stopped
         self._workers.note_count(inputs.workers)
         for run in inputs.came:
@@ -164,22 +181,17 @@ class RunQueue:
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
             if run.state is State.GIVEN:
-                run.state, run.began_at = State.BEGUN, now
+                run.state, run.began_at = State.BEGUN, min(run.began_at, now)
             self._unbegun.discard(run)
         for run, took in inputs.freed:
             self._leave(run, took)
         for run in inputs.failed:
             self._leave(run, 0.0)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        self._take_answers(todo, now, inputs.answered)
-        self._take_outlooks(todo, now, inputs.found)
-        if self._stopped:
-            self._withdraw_all(todo, now)
-        elif now >= self._not_before:
-            self._deal(todo, now)
-            self._report_all_busy(todo, now)
-        todo.wakes_at = self._wakes_at(now)
-        return todo
+        if inputs.answered:
+            self._take_answers(todo, now, inputs.answered)
+        if inputs.found:
+            self._take_outlooks(todo, now, inputs.found)
 
     def _take_answers(
         self, todo: ToDo, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
@@ -251,8 +263,7 @@ class RunQueue:
         for run, outlook, as_of in found:
             run.looked_at = max(run.looked_at, as_of)
             self._decide_deferred(todo, now, run, outlook)
-        if found:
-            self._waiting = [run for run in self._waiting if run.state is not State.OVER]
+        self._waiting = [run for run in self._waiting if run.state is not State.OVER]
 
     def _decide_deferred(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
         """Let a deferred run wait for a worker again, or end it, as its outlook says.
@@ -286,17 +297,18 @@ class RunQueue:
             else:
                 self._give(todo, run, now)
 
-    def _deal(self, todo: ToDo, now: float) -> None:
+    def _deal(self, todo: ToDo, now: float, free: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
-        free = self._workers.free
-        self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
         if now < self._asked_at + PATIENCE:
             free -= self._reserved
         # While a run pauses because its task's row was locked, no other run of the task is claimed,
         # so that the task's runs stay in their order.
         pausing = {run.task_name for run in self._waiting if run.not_before > now}
-        ready = [r for r in self._waiting if r.may_go(now) and r.task_name not in pausing]
-        first = [run for run in ready if run.kind.goes_first]
+        first: list[QueuedRun] = []
+        others: list[QueuedRun] = []
+        for run in self._waiting:
+            if run.state is State.WAITING and run.task_name not in pausing:
+                (first if run.kind.goes_first else others).append(run)
         # If a job runs the first run time of a backlog, later run times of the job wait for the
         # rest of the backlog. If they were claimed first, the rest of the backlog would be refused.
         # Runs that were deferred are such a backlog, too. If the next one were claimed while one of
@@ -306,12 +318,17 @@ class RunQueue:
             for run in self._workers.given
             if run.claims and (run.following is not None or run.excused)
         }
-        others = [r for r in ready if not (r.kind.goes_first or r.job in backlogs)]
+        others = [run for run in others if run.job not in backlogs]
         deferred: dict[JobKey, list[QueuedRun]] = {}
         for run in self._waiting:
             if run.state is State.DEFERRED:
                 deferred.setdefault(run.job, []).append(run)
-        others = [run for run in others if not self._is_held(run, deferred.get(run.job, ()), todo)]
+        others = [
+            run
+            for run in others
+            if not (run.is_held or deferred)
+            or not self._is_held(run, deferred.get(run.job, ()), todo)
+        ]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
@@ -342,7 +359,9 @@ class RunQueue:
     def _report_all_busy(self, todo: ToDo, now: float) -> None:
         """Decide whether a log line is to say that all workers have been busy for long."""
         workers = self._workers.count
-        if workers is None or self._workers.free >= 1:
+        # No run has come before the first one's place in the queue.
+        is_early = now <= _place(self._waiting[0])[0] + FULL_AFTER if self._waiting else True
+        if workers is None or self._workers.free >= 1 or is_early:
             return
         waiting = [run for run in self._waiting if run.state is State.WAITING]
         longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)

@@ -311,7 +311,7 @@ class Reports:
 
         :param begun: whether the run had begun
         """
-        # The database's thread and the worker may notice the loss at the same moment.
+        # The replica's thread and the worker may notice the loss at the same moment.
         with self._reporting_lost:
             if self._lost_reported:
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -67,10 +66,11 @@ class Token:
 
     def take(self) -> bool:
         """Take the token; return whether it was there. Atomic, also in a signal handler."""
-        with suppress(IndexError):
+        try:
             self._left.pop()
-            return True
-        return False
+        except IndexError:
+            return False
+        return True
 
 
 @dataclass(eq=False)
@@ -145,7 +145,3 @@ class QueuedRun:
         while run is not None:
             yield run
             run = run.following
-
-    def may_go(self, now: float) -> bool:
-        """Return whether the run can be claimed now, if a worker is free."""
-        return self.state is State.WAITING and self.not_before <= now

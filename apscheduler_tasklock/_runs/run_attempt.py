@@ -197,7 +197,8 @@ class RunAttempt:
         if not self._is_first_to_release():
             return None
         assert self._held is not None
-        self._telemetry.ended(RunOutcome(outcome="died"))
+        # In the application's thread, because the SDK may send the span right where it ends.
+        call_application(partial(self._telemetry.ended, RunOutcome(outcome="died")))
         return self._locks.begin_lease_end(self._held)
 
     def report_lease_end(self, ticket: ReleaseTicket) -> None:

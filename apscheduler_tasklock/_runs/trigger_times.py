@@ -584,6 +584,11 @@ def _without(trigger: Any, *attributes: str) -> Any:
     return plain
 
 
+def is_single(trigger: Any) -> bool:
+    """Return whether a trigger is APScheduler's own, and not a combination of several."""
+    return type(trigger) in _STOCK
+
+
 def is_stock(trigger: Any) -> bool:
     """Return whether a trigger is APScheduler's own, without code of the application."""
     if type(trigger) in (AndTrigger, OrTrigger):

@@ -23,8 +23,6 @@ class UnlockedRuns:
     :param parts: what these runs use of the ``TaskLockExecutor``
     """
 
-    is_live = True
-
     def __init__(self, inner: Any, parts: ExecutorParts) -> None:
         self._inner = inner
         self._parts = parts

@@ -732,7 +732,7 @@ class SharedJobs:
 
     @property
     def is_live(self) -> bool:
-        """Whether the database's thread is alive, or not needed now. Sends nothing."""
+        """Whether the replica's thread is alive, or not needed now. Sends nothing."""
         return self._store.locks.is_live
 
     def rejected(self) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class Protocol(OnPsycopg):
 
 
 class Library(Contender):
-    """The library: its statements with the database's thread, clock bound and error handling."""
+    """The library: its statements with the replica's thread, clock bound and error handling."""
 
     name = "apscheduler-tasklock"
 

@@ -102,7 +102,7 @@ class JobsStory(Story):
             found += self._wrong_fates(replica)
             found += self._wrongly_missed(replica)
             found += self._waited_for_the_database(replica)
-            found += [f"failed: {error!r}" for error in replica.thread.failures]
+            found += [f"failed: {error!r}" for error in replica.queue.failures]
         return found
 
     def _wrong_fates(self, replica: JobsReplica) -> list[str]:
@@ -114,7 +114,7 @@ class JobsStory(Story):
                 found.append(f"begun, and ended twice: {fate}")
             if fate.job.claims and fate.began_at and fate.taken_at > replica.stopped_at:
                 found.append(f"begun after the stop: {fate}")
-        if not (replica.process.is_dead or replica.thread.is_idle):
+        if not (replica.process.is_dead or replica.queue.is_idle):
             found.append(f"its queue has something left: {replica.process.name}")
         return found
 

@@ -24,10 +24,10 @@ from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, Sta
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
-from tests.simulation.jobs_thread import SimulatedJobsThread
 from tests.simulation.ledger import Question
 from tests.simulation.plain import Submitted
 from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
+from tests.simulation.stepping import SimulatedQueue
 from tests.simulation.workers import Pool, PoolError
 from tests.simulation.world import BEGIN, CLOCK, START, Process
 from tests.support.waist import (
@@ -111,13 +111,14 @@ class JobsReplica(Replica):
         self.submitted: list[Submitted] = []
         self.stopped_at = inf
         self.asked = 0  # number of statements
+        self._missed_at = -inf  # when a missed run was given last
         self._jobs_story: Any = story
         self._given: dict[QueuedRun, None] = {}
         self._requested: set[UUID] = set()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
-        self.thread = SimulatedJobsThread(self.world, process)
-        self.queue = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
+        queue = RunQueue(CLOCK.jittered)
+        self.queue = SimulatedQueue(self._client.thread, queue, lambda: self.pool.count, self)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -171,11 +172,11 @@ class JobsReplica(Replica):
         if closes:
             self._client.stop_claiming()
         self.queue.call(self._withdraw_given)
-        self.thread.begin_stop()
+        self.queue.stop()
 
     @property
     def is_idle(self) -> bool:
-        is_idle = self.thread.is_idle and self.pool.is_idle and not self._releasing
+        is_idle = self.queue.is_idle and self.pool.is_idle and not self._releasing
         waits = self._client.waiting or self._taking or self._deferred_runs.task_names
         return self.process.is_dead or (is_idle and not waits)
 
@@ -308,8 +309,12 @@ class JobsReplica(Replica):
             if run.token.take():
                 self._not_given(run)
         claim = run.work.claim
-        # A claim whose answer was lost may have been granted when more workers were free.
+        if run.is_missed:
+            self._missed_at = self.world.now
+        # A claim whose answer was lost may have been granted when more workers were free. And a
+        # missed run may get the worker of a claim that has waited for its answer for long.
         is_known = claim is not None and not claim.in_doubt
+        is_known = is_known and run.work.question.asked > self._missed_at
         if self.pool.queued and is_known and not self.is_shared:
             self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {fate}")
 

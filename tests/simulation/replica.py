@@ -27,6 +27,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock import executor, lock
+from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
@@ -35,8 +36,8 @@ from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_en
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
+    driven_queue,
     executor_runs,
-    jobs_thread,
     leadership,
     misfires,
     missed_runs,
@@ -52,7 +53,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock, current_lock
-from tests.simulation.jobs_thread import SimulatedJobsThread
+from tests.simulation.stepping import SteppingThread
 from tests.simulation.workers import Pool
 from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
 from tests.support.internals import safe_look
@@ -90,12 +91,13 @@ ASKS_THE_TIME = (
     run_attempt,
     claim_attempts,
     executor,
-    jobs_thread,
+    driven_queue,
     leadership,
     misfires,
     missed_runs,
     lock,
     executor_runs,
+    thread,
     watch,
 )
 CALLS_THE_APPLICATION = (lock, executor_runs)
@@ -113,6 +115,7 @@ def simulating(world: World) -> Iterator[None]:
             *((module, "time", CLOCK) for module in ASKS_THE_TIME),
             *((module, "call_application", _call_application) for module in CALLS_THE_APPLICATION),
             (executor_runs, "jittered", CLOCK.jittered),
+            (executor_runs, "ApplicationThread", _Giver),
         ):
             yield
     finally:
@@ -125,6 +128,17 @@ def _call_application(function: Callable[[], object]) -> None:
         function()
     else:
         world.start(world.current, function)
+
+
+class _Giver:
+    """Stands in for the thread that gives: it gives at once, because nothing blocks here."""
+
+    def __init__(self, _name: str, *, keeps_out: bool) -> None: ...
+
+    def call_also_here(self, function: Callable[[], object]) -> None:
+        function()
+
+    def flush(self, _until: float) -> None: ...
 
 
 class Simulation(Protocol):
@@ -220,6 +234,12 @@ class SimulatedClient(LockClient):
         self.is_stable: Callable[[], bool] = lambda: True
         self.cut_until = -inf
         self.answers_take = 0.0
+        self._stepping = SteppingThread(world, process)
+
+    @property
+    def thread(self) -> SteppingThread:
+        """What steps the queues."""
+        return self._stepping
 
     @property
     def stable(self) -> bool:
@@ -678,10 +698,7 @@ class SimulatedExecutor(TaskLockExecutor):
         self._inner = SimulatedWorkers(self._world, self._process)
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
-        threads = partial(SimulatedJobsThread, self._world, self._process)
-        with replaced(
-            (executor_runs, "JobsThread", threads), (executor_runs, "jittered", CLOCK.jittered)
-        ):
+        with replaced((executor_runs, "jittered", CLOCK.jittered)):
             self._runs = made = self._make_runs()
         assert made is not None
         self._inner.start(scheduler, alias)

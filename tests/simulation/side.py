@@ -27,7 +27,7 @@ from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
-from apscheduler_tasklock._runs import jobs_thread, leadership, presence
+from apscheduler_tasklock._runs import driven_queue, leadership, presence
 from tests.simulation.faults import CLAIM_TIMEOUT, Place, Plan
 from tests.simulation.world import (
     BEGIN,
@@ -48,7 +48,7 @@ ASKS_THE_TIME = (
     deadline,
     _shutdown,
     heartbeat,
-    jobs_thread,
+    driven_queue,
     leadership,
     lock,
     locks,
@@ -137,7 +137,7 @@ class SimulatedSession(Session):
 
 
 class SimulatedThread(DatabaseThread):
-    """The real database's thread, as a thread of a world."""
+    """The real thread of a replica, as a thread of a world."""
 
     def __init__(self, session: SimulatedSession, *arguments: Any) -> None:
         super().__init__(session, *arguments)
@@ -148,12 +148,17 @@ class SimulatedThread(DatabaseThread):
     def has_thread(self) -> bool:
         return True
 
+    @property
+    def _linger(self) -> float:
+        return inf
+
     def _start(self) -> bool:
         return True
 
     def _go_on(self) -> None:
+        CLOCK.world.attend(self._attend)
         while True:
-            self._turn(inf)
+            self._turn()
 
 
 class SimulatedReplica(Replica):
@@ -228,7 +233,7 @@ def simulating() -> Iterator[None]:
         stack.enter_context(replaced(*((module, "time", CLOCK) for module in ASKS_THE_TIME)))
         stack.enter_context(
             replaced(
-                (awaited_ticket, "Future", VirtualFuture),
+                (awaited_ticket, "PlainFuture", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),

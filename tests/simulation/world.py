@@ -7,13 +7,10 @@ that is made again goes the same way.
 
 from __future__ import annotations
 
-import concurrent.futures
-import queue
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -23,6 +20,8 @@ from math import inf
 from typing import Any
 
 import greenlet
+
+from tests.support.waist import PlainFuture
 
 # The monotonic clock and the date at which each world begins.
 BEGIN = 1_000.0
@@ -123,6 +122,7 @@ class World:
         self._jobs: list[tuple[Any, Process]] = []  # the threads that are no daemons
         self._calls = 0  # number of functions to be called
         self._current: Process | None = None
+        self._attends: dict[Any, Callable[[tuple[int, ...], float], object]] = {}
         self._is_over = False
 
     def database_time(self) -> datetime:
@@ -190,8 +190,20 @@ class World:
         return not self._calls and all(process.is_dead for _, process in self._jobs)
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling thread wait."""
-        self.wait(self.now + seconds, lambda _wake: None)
+        """Let the calling thread wait, and do what else it has to do if it attends to something."""
+        attend, until = self._attends.get(greenlet.getcurrent()), self.now + seconds
+        if attend is None or not seconds:
+            self.wait(until, lambda _wake: None)
+            return
+        while self.now < until:
+            attend((), until - self.now)
+
+    def attend(self, attend: Callable[[tuple[int, ...], float], object]) -> None:
+        """From now on, let the calling thread do other work in its waits.
+
+        :param attend: waits for messages for so many seconds at most, and takes them
+        """
+        self._attends[greenlet.getcurrent()] = attend
 
     def wait(self, until: float, register: Callable[[Callable[[], None]], object]) -> None:
         """Let the calling thread wait until a time, or until it is woken.
@@ -270,16 +282,14 @@ class Clock:
 CLOCK = Clock()
 
 
-class VirtualFuture(Future[Any]):
+class VirtualFuture(PlainFuture[Any]):
     """A future whose waits are a world's."""
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
+    def wait(self, seconds: float) -> bool:
         if not self.done():
-            until = inf if timeout is None else CLOCK.world.now + timeout
+            until = CLOCK.world.now + max(0.0, seconds)
             CLOCK.world.wait(until, lambda wake: self.add_done_callback(lambda _future: wake()))
-        if not self.done():
-            raise concurrent.futures.TimeoutError
-        return super().exception()
+        return self.done()
 
 
 class VirtualEvent:
@@ -321,26 +331,33 @@ class Inbox:
         self._messages: deque[Any] = deque()
         self._wakes: list[Callable[[], None]] = []
 
-    def put(self, message: Any) -> None:
+    def put(self, message: Any, *, wakes: bool = True) -> None:
         self._messages.append(message)
-        wakes, self._wakes = self._wakes, []
-        for wake in wakes:
+        if wakes:
+            self.wake()
+
+    def wake(self) -> None:
+        waiting, self._wakes = self._wakes, []
+        for wake in waiting:
             wake()
 
-    def get(self, timeout: float) -> Any:
+    def wait(self, _sockets: tuple[int, ...], seconds: float, *, writes: bool = False) -> bool:
         if not self._messages:
-            self._world.wait(self._world.now + timeout, self._wakes.append)
-        return self.get_nowait()
+            self._world.wait(self._world.now + seconds, self._wakes.append)
+        return False
 
-    def get_nowait(self) -> Any:
-        if not self._messages:
-            raise queue.Empty
-        return self._messages.popleft()
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def take_all(self, take: Callable[[Any], object]) -> None:
+        while self._messages:
+            take(self._messages.popleft())
 
     def qsize(self) -> int:
         return len(self._messages)
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._messages
 
 

@@ -1,4 +1,4 @@
-"""The database's thread alone, and requests that delay it."""
+"""A replica's thread alone, and requests that delay it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.polling import eventually
 
-NAME = "a database's thread"
+NAME = "a replica's thread"
 
 
 class Setup:
-    """A database's thread, with a request that can keep its connection in use."""
+    """A replica's thread, with a request that can keep its connection in use.
+
+    :param database: a URL, an engine, or a session in place of one
+    """
 
     def __init__(
         self,
@@ -33,12 +36,16 @@ class Setup:
         self.closing = Closing()
         attempt = attempt_limit(timeout, (timings or Timings()).longest_answer)
         self.outage = Outage("here", attempt)
-        self.session: Session = make_session(
-            database,
-            attempt=attempt,
-            application_name=NAME,
-            closing=self.closing,
-            ended=self.outage.idle_connection_ended,
+        self.session: Session = (
+            database
+            if isinstance(database, Session)
+            else make_session(
+                database,
+                attempt=attempt,
+                application_name=NAME,
+                closing=self.closing,
+                ended=self.outage.idle_connection_ended,
+            )
         )
         self.database = DatabaseThread(
             self.session,

@@ -53,6 +53,11 @@ def executors_of(scheduler: Any) -> dict[str, Any]:
     return executors
 
 
+def runs_of(executor: Any) -> Any:
+    """Return the runs of a started executor."""
+    return executor._runs
+
+
 def wait_until_decided(executor: Any) -> None:
     """Wait until the queue has decided on all submissions, and their claims are answered."""
     queue = executor._runs._functions
@@ -60,7 +65,7 @@ def wait_until_decided(executor: Any) -> None:
         is_taken_in = threading.Event()
         queue.call(lambda _inputs, event=is_taken_in: event.set())
         assert is_taken_in.wait(60)
-    assert executor.locks.claiming.wait(60)
+    assert executor.locks.wait_for_claims(60)
 
 
 def pool_of(executor: Any) -> Any:

@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
@@ -166,6 +167,7 @@ __all__ = [
     "OnTheWay",
     "Parameters",
     "Pauser",
+    "PlainFuture",
     "PruneOneOffs",
     "ReadTasks",
     "Refusal",

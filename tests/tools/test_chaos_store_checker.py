@@ -109,7 +109,7 @@ def test_a_run_time_is_by_the_databases_clock() -> None:
         (f"WARNING:  next_run_time of a {IS_BACK} 2026-01-01", "", True),
         (f"WARNING:  next_run_time of a {IS_OFF} 00:00:02", "", True),
         ("LOG:  checkpoint starting", "", False),
-        ("", "Exception in thread tasklock-jobs", True),
+        ("", "Exception in thread tasklock", True),
     ],
 )
 def test_what_logs_say_is_judged(server_log: str, said: str, is_found: bool) -> None:

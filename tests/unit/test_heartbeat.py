@@ -129,7 +129,7 @@ def test_while_one_is_under_way_no_other_is_due(renewing: Renewing) -> None:
 
 
 def test_one_that_is_lost_on_its_way_keeps_no_other_from_being_sent(renewing: Renewing) -> None:
-    """As if the database's thread failed before it sent it."""
+    """As if the replica's thread failed before it sent it."""
     renewing.hold("a")
     renewing.go_on_until(renewing.heartbeat.due_at)
     assert renewing.heartbeat.ticket(time.monotonic()) is not None

@@ -39,7 +39,7 @@ class Seen:
         self._clock[0] += seconds
 
     def answer(self, *, took: float = 0.0) -> None:
-        """Answer a request as the database's thread sends it: after a probe, if there is one."""
+        """Answer a request as the replica's thread sends it: after a probe, if there is one."""
         if self.outage.is_probed:
             self.outage.prove()
         self.go_on(took)

@@ -82,7 +82,7 @@ def kinds(told: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def busy() -> Iterator[Callable[[LockClient], None]]:
-    """Keep a replica's database thread busy until the end of the test at the latest."""
+    """Keep a replica's thread busy until the end of the test at the latest."""
     go_on = threading.Event()
 
     def begin(locks: LockClient) -> None:
@@ -303,7 +303,7 @@ def test_what_is_granted_after_a_stop_is_handed_over(
     locks.stop_claiming()
     busy.go_on()
     assert "are closed" in str(asking.result()["a"])
-    assert locks.claiming.wait(PATIENCE)
+    assert locks.wait_for_claims(PATIENCE)
     eventually(lambda: row(connection, "a")["handed_over"])
 
 
@@ -348,7 +348,7 @@ def test_whoever_waits_for_claims_waits_until_they_are_told(
     busy(locks)
     asking = make_asking(locks, "a")
     asking.begin(most=1)
-    assert not locks.claiming.wait(0)
+    assert not locks.wait_for_claims(0)
     busy.go_on()
-    assert locks.claiming.wait(PATIENCE)
+    assert locks.wait_for_claims(PATIENCE)
     assert kinds(asking.result()) == {"a": HeldLock}

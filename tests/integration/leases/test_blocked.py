@@ -210,6 +210,39 @@ class TestGiving:
         for number in range(20):
             replica.one(EVENT_TASK_LOCK_RELEASED, f"job {number}")
 
+    def test_a_pool_beside_another_one_whose_thread_takes_long_to_start(
+        self,
+        holding: MakeReplica,
+        blocking: Blocking,
+        database_url: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """All pools of a process share the lock that one has while it starts a thread."""
+        prefix, start = "slow to start", threading.Thread.start
+        is_starting, goes_on = threading.Event(), threading.Event()
+
+        def start_slowly(thread: threading.Thread) -> None:
+            if thread.name.startswith(prefix):
+                is_starting.set()
+                assert goes_on.wait(60)
+                blocking()
+            start(thread)
+
+        replica = holding()
+        third = executor_class(RENEWS_OFTEN)(database_url, lease=600)
+        replica.scheduler.add_executor(third, "third")
+        replica.run_once(lambda: None, job_id="first", executor="third")  # starts its thread
+        replica.one(EVENT_TASK_LOCK_RELEASED, "first")
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        kwargs = {"thread_name_prefix": prefix}
+        add_executor(replica, database_url, max_workers=100, pool_kwargs=kwargs)
+        replica.run_once(lambda: None, job_id="slow", executor="other")
+        assert is_starting.wait(60)
+        replica.run_once(lambda: None, job_id="second", executor="third")
+        goes_on.set()
+        blocking.check()
+        replica.one(EVENT_TASK_LOCK_RELEASED, "second")
+
     @pytest.mark.parametrize("method", ["submit_job", "_do_submit_job"])
     def test_an_executor_of_the_applications_own_that_waits(
         self, holding: MakeReplica, blocking: Blocking, database_url: str, method: str

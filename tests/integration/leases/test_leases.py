@@ -75,7 +75,7 @@ def no_thread(_: threading.Thread) -> None:
 
 
 def renewing_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "tasklock-database"]
+    return [t for t in threading.enumerate() if t.name == "tasklock"]
 
 
 def hold(locks: LockClient, task: str = "job", **times: float) -> HeldLock:
@@ -174,7 +174,7 @@ def test_a_claim_that_nothing_can_renew_is_left_to_others_at_once(
     start = threading.Thread.start
 
     def unless_it_renews(thread: threading.Thread) -> None:
-        no_thread(thread) if thread.name == "tasklock-database" else start(thread)
+        no_thread(thread) if thread.name == "tasklock" else start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", unless_it_renews)
     locks = make_locks()

@@ -23,7 +23,7 @@ from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock.status import Run, TaskState, Verdict
 from tests.support.commands import Command
-from tests.support.internals import deferred_run_times, missed_tasks
+from tests.support.internals import deferred_run_times, executors_of, missed_tasks, runs_of
 from tests.support.outages import Job, refuse, restore, swallow, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -1142,3 +1142,15 @@ class TestMovedSchedules:
         eventually(lambda: not missed_tasks(new.executor))
         assert changes(operator) == [("web-2", "from every 1 s to every 1 h")]
         assert misses(operator) == []  # a run within the minute before counts as its run
+
+
+def test_a_run_that_has_just_begun_does_not_wait_for_a_worker(make_replica: MakeReplica) -> None:
+    """Nobody wakes the replica's thread when it begins, so that its queue hears of it later."""
+    replica = make_replica()
+    go_on = threading.Event()
+    replica.run_once(lambda: go_on.wait(60))
+    runs = runs_of(executors_of(replica.scheduler)["default"])
+    eventually(lambda: runs.is_running("job"))
+    waits = runs.waits_for_worker("job")
+    go_on.set()
+    assert not waits

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 from opentelemetry import metrics, trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
@@ -335,6 +335,32 @@ def test_the_parent_measures_what_runs_in_a_worker_process(
 
 def is_traced() -> bool:
     return trace.get_current_span().is_recording()
+
+
+class Threads(SpanProcessor):
+    """Notes in which threads the spans of dead runs end."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if (span.attributes or {}).get("tasklock.run.outcome") == "died":
+            self.names.append(threading.current_thread().name)
+
+
+def test_the_span_of_a_dead_worker_process_ends_in_the_applications_thread(
+    make_replica: MakeReplica, sdk: Telemetry
+) -> None:
+    """An SDK may send a span where it ends, which must not hold up renewals."""
+    provider = trace.get_tracer_provider()
+    assert isinstance(provider, TracerProvider)
+    threads = Threads()
+    provider.add_span_processor(threads)
+    replica = make_replica(executor="processpool", max_workers=1)
+    replica.run_once(pool_jobs.die, job_id="dies")
+    one_span(sdk, "run dies")
+    eventually(lambda: threads.names)
+    assert threads.names == ["tasklock-application"]
 
 
 @pytest.mark.parametrize("function", [print, fail])

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.pool import NullPool
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
 from apscheduler_tasklock._database import awaited_ticket
@@ -33,10 +34,9 @@ from apscheduler_tasklock._database.timings import Timings
 from tests.support.event_loops import abandoned_loop
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import AwaitedTicket as InThread
-from tests.support.inboxes import noting_reads
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy
+from tests.support.proxy import Gate, Proxy
 
 Connection = psycopg.Connection[Any]
 PATIENCE = 60.0
@@ -182,13 +182,6 @@ class TestTheThread:
         assert {each.answer for each in asked} == set(threads())
         assert len(threads()) == 1
 
-    def test_finds_its_inbox_empty_before_it_waits(self, setup: Setup) -> None:
-        inbox = noting_reads(setup.database)
-        for number in range(1, 4):
-            setup.ask(Call(this_thread))
-            eventually(lambda number=number: inbox.waits >= number)
-        assert inbox.early == 0
-
     @lingers(0.05)
     def test_ends_some_time_after_the_last_and_the_next_starts_another(self, setup: Setup) -> None:
         first = setup.ask(Call(this_thread))
@@ -291,6 +284,58 @@ class TestTheThread:
         assert threads() == [first]
 
 
+class Driven:
+    """What the thread steps, as it steps a queue of runs."""
+
+    wakes_at = inf
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.taken: list[str] = []
+
+    def step(self) -> None:
+        messages, self.messages = self.messages, []
+        self.taken += messages
+
+
+class TestWhileItWaits:
+    def test_for_an_answer_it_steps_what_it_drives(
+        self, proxy: Proxy, gate: Gate, make_setup: Callable[..., Setup]
+    ) -> None:
+        Numbers.sent = []
+        setup, driven = make_setup(proxy.url), Driven()
+        setup.ask(Numbers(0))
+        gate.shut()
+        [asked] = submit(setup, Numbers(1))
+        assert gate.reached.wait(PATIENCE)
+        for number in range(1, 4):
+            setup.database.post(driven, "message")
+            eventually(lambda number=number: driven.taken == ["message"] * number)
+        assert not asked.future.done()
+        gate.open()
+        assert asked.wait(PATIENCE) == 1
+
+    def test_for_a_connection_it_steps_what_it_drives(
+        self, database_url: str, make_setup: Callable[..., Setup]
+    ) -> None:
+        begun, go_on, driven = threading.Event(), threading.Event(), Driven()
+
+        def connect() -> Connection:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            return psycopg.connect(database_url)
+
+        engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
+        setup = make_setup(engine)
+        [asked] = submit(setup, Call(this_thread))
+        assert begun.wait(PATIENCE)
+        setup.database.post(driven, "message")
+        eventually(lambda: driven.taken == ["message"])
+        assert not asked.future.done()
+        go_on.set()
+        assert [asked.wait(PATIENCE)] == threads()
+
+
 class TestTogether:
     def test_what_waits_goes_in_one_statement_and_each_gets_its_own_answer(
         self, setup: Setup
@@ -307,7 +352,8 @@ class TestTogether:
         setup = make_setup(database_url, renewing=renewal)
         with setup.in_use():
             asked = submit(setup, *[Numbers(number) for number in range(300)])
-            renewal.due_at = 0.0
+            # Only the thread itself changes that time.
+            setup.database.call(lambda: setattr(renewal, "due_at", 0.0))
         assert [each.wait(PATIENCE) for each in asked] == list(range(300))
         assert [len(numbers) for numbers in Numbers.sent] == [1, MOST_TOGETHER, 44]
         assert Numbers.sent[0] == [-1]
@@ -427,10 +473,10 @@ class TestAMistakeOfItsOwn:
 
         first, second = setup.ask_all([Miscounted(1), Miscounted(2)])
         for each in (first, second):
-            assert "the task lock's database thread failed" in str(each.error)
+            assert "the task lock's thread failed" in str(each.error)
             assert len(each.request.failures) == 1
         assert first.error is not second.error
-        assert "database thread failed" in caplog.text
+        assert "The task lock's thread failed" in caplog.text
         assert setup.ask(Numbers(3)) == 3
         assert len(threads()) == 1
 
@@ -682,9 +728,19 @@ class TestWithoutAThread:
         asked = [InThread(setup, Numbers(number)) for number in range(20)]
         assert [each.ended().answer for each in asked] == list(range(20))
 
-    def test_it_is_sent_again(self, setup: Setup, no_threads: None) -> None:
-        again = Again(setup)
+    def test_it_is_sent_again(
+        self, setup: Setup, no_threads: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And whoever asks sleeps in between."""
+        again, waits, wait = Again(setup), list[float](), module.Inbox.wait
+
+        def count(inbox: Any, sockets: Any, seconds: float, **options: Any) -> bool:
+            waits.append(seconds)
+            return wait(inbox, sockets, seconds, **options)
+
+        monkeypatch.setattr(module.Inbox, "wait", count)
         assert setup.database.get(again) == "sent"
+        assert len(waits) < 50
 
     def test_a_coroutine_gets_its_answer(self, setup: Setup, no_threads: None) -> None:
         async def ask() -> int:

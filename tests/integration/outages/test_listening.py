@@ -1,4 +1,4 @@
-"""A channel that the database's thread listens on, as for other replicas' changes of jobs."""
+"""A channel that the replica's thread listens on, as for other replicas' changes of jobs."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_what_is_rejected_is_tried_again_ever_later() -> None:
         assert ticket.not_before == 0.0
         assert listening.ticket(0.0) is None  # it is under way
     finally:
-        listening.close()
+        listening.stop()
     assert ticket.is_unwanted
 
 

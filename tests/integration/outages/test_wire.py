@@ -40,7 +40,7 @@ def wire(open_wire: Callable[[str], Wire], database_url: str) -> Wire:
 
 class TestSending:
     def test_a_large_statement_goes_past_a_proxy_that_stops_reading(
-        self, open_wire: Callable[[str], Wire], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+        self, open_wire: Callable[[str], Wire], proxy: Proxy
     ) -> None:
         waits_to_write = threading.Event()
 
@@ -54,7 +54,7 @@ class TestSending:
             return data
 
         wire = open_wire(proxy.url)
-        monkeypatch.setattr(f"{Wire.__module__}.wait_for", wait)
+        wire.wait = wait
         proxy.to_server = read_later
         [length] = wire.cursor().execute("SELECT length($1)", ["x" * LARGE]).fetchone()
         assert length == LARGE
@@ -211,7 +211,7 @@ class TestAnswers:
             wire.connection.pgconn.consume_input()  # stands in for what TLS reads
             return wait_for(sockets, 0)
 
-        monkeypatch.setattr(f"{Wire.__module__}.wait_for", wait)
+        wire.wait = wait
         assert wire.cursor().execute("SELECT 1").fetchone() == (1,)
 
 

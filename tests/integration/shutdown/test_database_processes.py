@@ -1,4 +1,4 @@
-"""The database's thread where its process ends, or forks."""
+"""The replica's thread where its process ends, or forks."""
 
 from __future__ import annotations
 

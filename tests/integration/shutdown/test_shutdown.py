@@ -134,6 +134,65 @@ def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_en
     assert told() == (True, None)
 
 
+class SlowPool(PoolExecutor):
+    """An executor that takes a job only when its scheduler is shut down."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.is_given, self.is_stopping, self.is_shut = (threading.Event() for _ in range(3))
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        self.is_given.set()
+        assert self.is_stopping.wait(60)
+        self.is_shut.wait(0.05)
+        super()._do_submit_job(job, run_times)
+
+    def shutdown(self, wait: bool = True) -> None:
+        self.is_shut.set()
+        super().shutdown(wait)
+
+
+def test_a_run_that_needs_no_lock_reaches_the_executor_before_a_shutdown_does(
+    make_replica: MakeReplica, database_url: str
+) -> None:
+    """As without a task lock, the shutdown waits for this run, and does not lose it."""
+    ran: list[str] = []
+    pool = SlowPool()
+    replica = make_replica(database_url, pool, lock="marked")
+    replica.run_once(lambda: ran.append("job"))
+    assert pool.is_given.wait(60)
+    pool.is_stopping.set()
+    replica.scheduler.shutdown()
+    assert ran == ["job"]
+
+
+class HangingPool(PoolExecutor):
+    """An executor that takes no job until it may go on."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        super().__init__(2)
+        self._go_on = go_on
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        self._go_on.wait(60)
+        super()._do_submit_job(job, run_times)
+
+
+def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_over(
+    make_replica: MakeReplica, database_url: str, connection: Connection, go_on: threading.Event
+) -> None:
+    replica = make_replica(database_url, HangingPool(go_on))
+    both: list[str] = []
+    replica.scheduler.add_listener(lambda event: both.append(event.job_id), EVENT_JOB_SUBMITTED)
+    # The replica's thread waits until both are submitted, so that one ask has both.
+    executors_of(replica.scheduler)["default"].locks.call(lambda: eventually(lambda: both[1:]))
+    for name in ("first", "second"):
+        run_now(replica.scheduler, name, print, "default")
+    eventually(lambda: unreleased(connection) == ["first", "second"])
+    replica.scheduler.shutdown(wait=False)
+    assert len(unreleased(connection)) == 1
+
+
 def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(
     make_replica: MakeReplica, connection: Connection, go_on: threading.Event
 ) -> None:

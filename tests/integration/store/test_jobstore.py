@@ -2022,10 +2022,10 @@ class TestDatabase:
 
         def threads() -> list[str]:
             names = [thread.name for thread in threading.enumerate()]
-            return sorted(name for name in names if name in ("tasklock-database", "tasklock-store"))
+            return sorted(name for name in names if name in ("tasklock", "tasklock-store"))
 
         # The thread of a start that failed ends when its connection is closed.
-        eventually(lambda: threads() == ["tasklock-database", "tasklock-store"], instead=threads)
+        eventually(lambda: threads() == ["tasklock", "tasklock-store"], instead=threads)
         for each in keys:
             replica.runs(each)
             assert len(ran[each]) == 1

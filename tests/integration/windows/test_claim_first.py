@@ -27,6 +27,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
+    TaskLockExecutor,
     current_lock,
 )
 from tests.support.foreign_executors import DirectExecutor, ForkingExecutor
@@ -349,28 +350,27 @@ class WaitingExecutor(PoolExecutor):  # type: ignore[misc]  # APScheduler has no
         super().submit_job(job, run_times)
 
 
-def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own_from_then_on(
-    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own(
+    make_replica: MakeReplica, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("apscheduler_tasklock._runs.executor_runs.LONGEST_GIVE", 0.01)
+    """And the thread of the replica goes on: it decides on the runs of other executors."""
     waiting = WaitingExecutor()
     replica = make_replica(executor=waiting)
+    replica.scheduler.add_executor(TaskLockExecutor(database_url), "other")
     replica.run_once(lambda: None, job_id="first")
     eventually(lambda: waiting.threads)
-    threading.Timer(0.1, waiting.go_on.set).start()
-    replica.one(EVENT_JOB_EXECUTED, "first")
-    eventually(lambda: "The executor WaitingExecutor needed" in caplog.text)
-    waiting.go_on.clear()
-    replica.run_once(lambda: None, job_id="second")
-    eventually(lambda: len(waiting.threads) == 2)
-    waiting.go_on.set()
+    replica.run_once(lambda: None, job_id="second", executor="other")
     replica.one(EVENT_JOB_EXECUTED, "second")
+    assert EVENT_JOB_EXECUTED not in replica.codes("first")
+    waiting.go_on.set()
+    replica.run_once(lambda: None, job_id="third")
+    for job_id in ("first", "third"):
+        replica.one(EVENT_JOB_EXECUTED, job_id)
     replica.idle()
-    assert waiting.threads[:2] == ["tasklock-jobs", "tasklock-giving"]
-    lines = [
-        r for r in caplog.records if "needed" in r.getMessage() and "WaitingEx" in r.getMessage()
-    ]
-    assert len(lines) == 1
+    assert waiting.threads == ["tasklock-giving"] * 2
+    assert "WaitingExecutor" not in "".join(
+        r.getMessage() for r in caplog.records if r.levelno > 20
+    )
 
 
 @pytest.mark.nightly

@@ -1,0 +1,201 @@
+"""A queue of runs in the replica's thread, which steps it, and carries out its decisions.
+
+Other threads send it messages. The replica's thread never waits for a lock of the scheduler, or for
+a listener. Events and log records go to the application's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._runs.deferred_runs import Outlook
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
+
+# Limits the seconds between two steps while runs wait, because a pool may get more workers without
+# a message.
+LONGEST_WAIT = 0.5
+
+# A message to the queue: a function that adds to the inputs of the next step.
+Message = Callable[[QueueInputs], object]
+# Returns how many workers there are now; ``None``: there is no limit of workers.
+CountWorkers = Callable[[], int | None]
+
+
+class Carrier(Protocol):
+    """Carries out a queue's decisions, in the replica's thread. No method waits."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the interpreter has begun to end, so that no run begins any more."""
+
+    def ask(self, ask: Ask) -> None:
+        """Ask the database for the claims of runs."""
+
+    def give(self, run: QueuedRun) -> None:
+        """Give a run to the executor."""
+
+    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        """End a run that was refused, or could not be claimed."""
+
+    def withdraw(self, run: QueuedRun) -> None:
+        """End a run that has not begun, and hand over its window if it was granted."""
+
+    def wake_look(self) -> None:
+        """Bring the next look at the tasks' rows forward, so that deferred runs are decided on."""
+
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        """Log that all workers have been busy for long."""
+
+    def look(self) -> float:
+        """Check for events that send no message, such as the death of a worker process.
+
+        :return: seconds after which to check again; ``inf``: no check is needed
+        """
+
+
+class DrivenQueue:
+    """A queue of runs, with the messages to the queue. The replica's thread steps it.
+
+    :param runs: the queue, which decides
+    :param workers: returns how many workers there are now, both free and busy
+    :param carrier: carries out the decisions
+    :ivar messages: the messages that were sent since the last step
+    :ivar wakes_at: when to step again if no message comes before; on the monotonic clock
+    :ivar note_room: called in the replica's thread when there is room for more runs than before.
+        Must not wait.
+    """
+
+    def __init__(
+        self, thread: DatabaseThread, runs: RunQueue, workers: CountWorkers, carrier: Carrier
+    ) -> None:
+        self.thread = thread
+        self.runs = runs
+        self.workers = workers
+        self.carrier = carrier
+        self.messages: list[Message] = []
+        self.wakes_at = inf
+        self.note_room: Callable[[], object] = lambda: None
+        self._room: float | None = None
+        self._stops: list[threading.Event] = []
+        self._is_idle = True
+
+    @property
+    def room(self) -> float:
+        """How many more runs can get a worker, as of the last step. Safe in any thread."""
+        if self._room is None:
+            workers = self.workers()
+            return inf if workers is None else workers
+        return self._room
+
+    # ---- messages to the queue, from any thread; none of these methods waits ---------------------
+
+    def came(self, run: QueuedRun) -> None:
+        """Tell the queue that a run was submitted."""
+        self.thread.post(self, lambda inputs: inputs.came.append(run))
+
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        """Tell the queue the outcome of the claim of a run that was asked for."""
+        self.call(lambda inputs: inputs.answered.append((run, outcome)))
+
+    def begun(self, run: QueuedRun) -> None:
+        """Tell the queue that a worker has begun a run.
+
+        The thread is woken only if a run waits. If one comes at this moment, the thread has set
+        ``_is_idle`` before it looks into its inbox, where it finds this message.
+        """
+        run.began_at = time.monotonic()
+        self.thread.post(self, lambda inputs: inputs.begun.append(run), wakes=False)
+        if not self._is_idle:
+            self.thread.wake()
+
+    def freed(self, run: QueuedRun, took: float) -> None:
+        """Tell the queue that the worker of a run is free, and the seconds that the run took."""
+        self.thread.post(self, lambda inputs: inputs.freed.append((run, took)))
+
+    def failed(self, run: QueuedRun) -> None:
+        """Tell the queue that the executor did not take a run."""
+        self.call(lambda inputs: inputs.failed.append(run))
+
+    def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
+        """Tell the queue the outlook of a deferred run, found by a look that began at ``as_of``."""
+        self.call(lambda inputs: inputs.found.append((run, outlook, as_of)))
+
+    def call(self, function: Message) -> None:
+        """Let the replica's thread call a function before the queue's next step."""
+        self.thread.post(self, function)
+
+    def stop(self) -> threading.Event:
+        """Let no run begin any more.
+
+        :return: set when the waiting runs are withdrawn
+        """
+        is_done = threading.Event()
+
+        def stop(inputs: QueueInputs) -> None:
+            inputs.stopped = True
+            self._stops.append(is_done)
+
+        self.call(stop)
+        return is_done
+
+    # ---- in the replica's thread -----------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take the messages, step the queue, and carry its decisions out."""
+        try:
+            self._step()
+        except Exception:  # so that the thread's other work goes on
+            logger.exception("The task lock's thread failed, and goes on")
+            self.wakes_at = time.monotonic() + LONGEST_WAIT
+        finally:
+            stops, self._stops = self._stops, []
+            for event in stops:
+                event.set()
+
+    def _step(self) -> None:
+        carrier = self.carrier
+        inputs = QueueInputs(workers=self.workers(), stopped=carrier.is_ending)
+        messages, self.messages = self.messages, []
+        for message in messages:
+            try:
+                message(inputs)
+            except Exception:
+                logger.exception("The task lock's thread failed, and goes on")
+        todo = self.runs.step(time.monotonic(), inputs)
+        self.wakes_at = todo.wakes_at
+        _carry_out(todo, carrier)
+        self._is_idle = self.runs.is_idle
+        longest = carrier.look() if self._is_idle else min(carrier.look(), LONGEST_WAIT)
+        self.wakes_at = min(self.wakes_at, time.monotonic() + longest)
+        self._update_room()
+
+    def _update_room(self) -> None:
+        """Note the room after a step, and call ``note_room`` if the room has become larger."""
+        before, self._room = self._room, self.runs.room
+        if before is not None and self._room > before:
+            self.note_room()
+
+
+def _carry_out(todo: ToDo, carrier: Carrier) -> None:
+    """Carry out the decisions of a queue's step."""
+    for ask in todo.asks:
+        carrier.ask(ask)
+    for run in todo.given:
+        carrier.give(run)
+    for run, outcome in todo.refused:
+        carrier.end_refused(run, outcome)
+    for run in todo.withdrawn:
+        carrier.withdraw(run)
+    if todo.is_look_due:
+        carrier.wake_look()
+    if todo.all_busy is not None:
+        carrier.report_all_busy(todo.all_busy)
