@@ -88,7 +88,9 @@ class Inbox(Generic[Message]):
         if self._is_woken or not self._messages.empty():
             seconds = 0.0
         ready = ready_of(sockets, seconds, woken, writes=writes)
-        self._waits = self._is_woken = False
+        # In this order: a wake-up in between sends its byte.
+        self._is_woken = False
+        self._waits = False
         if woken not in ready:
             return bool(ready)
         try:

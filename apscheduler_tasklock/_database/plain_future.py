@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 class PlainFuture(Generic[Result]):
     """A result that comes later. Its methods are those of ``concurrent.futures.Future``.
 
+    An error of a callback is not logged here, but raised by whoever has set the outcome.
+
     It has no lock: whoever comes first sets the outcome, because ``setdefault`` is atomic.
     """
 

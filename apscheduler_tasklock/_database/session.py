@@ -99,7 +99,7 @@ class Session:
         self._wire: Wire | None = None  # of the open connection
         self.listens = False
         self.notified = False
-        self._wait: Wait = wait_for
+        self._wait: Wait | None = None  # None: whoever uses the session has no other work
         self._wake: Callable[[], object] = lambda: None
 
     def wait_with(self, wait: Wait, wake: Callable[[], object]) -> None:
@@ -112,7 +112,7 @@ class Session:
 
     def wait_alone(self) -> None:
         """Wait for answers, and do nothing meanwhile."""
-        self._wait, self._wake = wait_for, lambda: None
+        self._wait, self._wake = None, lambda: None
         if self._wire is not None:
             self._wire.wait = wait_for  # so that the wire does not refer to the thread
 
@@ -206,7 +206,7 @@ class Session:
             lambda late: late.close(),
             within=self._connect_limit,
             started=self._connecting.append,
-            wait=partial(self._wait, ()),
+            wait=None if self._wait is None else partial(self._wait, ()),
             ended=self._wake,
         )
 
@@ -225,7 +225,7 @@ class Session:
         wire = self._wire
         assert wire is not None
         wire.limit(seconds or self.attempt, deadline)
-        wire.wait = self._wait
+        wire.wait = self._wait or wait_for
         reusable = False
         try:
             answer = send(wire.cursor())

@@ -215,8 +215,6 @@ class DatabaseThread:
         """
         since = self._turn_began
         if not self.has_thread:
-            if self._inbox.qsize():
-                return False
             due = [ticket.not_before for ticket in list(self._side.waiting)]
             since = min([since, self._own_due_at, self._steps_at, *due])
         return time.monotonic() < since + STUCK * self._session.limit
@@ -341,10 +339,7 @@ class DatabaseThread:
 
     def add_recurring(self, recurring: Recurring) -> None:
         """Begin recurring work whenever it is due, until it is over or the thread is closed."""
-        self.call(lambda: self._begin_recurring(recurring))
-
-    def _begin_recurring(self, recurring: Recurring) -> None:
-        self._recurring = [*(each for each in self._recurring if not each.is_over), recurring]
+        self.call(lambda: self._recurring.append(recurring))
 
     def hurry_releases(self) -> None:
         """Send the waiting releases now."""
@@ -652,7 +647,6 @@ class DatabaseThread:
 
     def _report_drained(self) -> None:
         """Wake each caller that waits for certain tickets, if none of these waits."""
-        self._recurring = [each for each in self._recurring if not each.is_over]
         for event, which in list(self._drained):
             if which is not None and not any(map(which, [*self._side.waiting, *self._batch])):
                 self._drained.remove((event, which))
@@ -683,6 +677,7 @@ class DatabaseThread:
         if self._own_at <= now:
             if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
                 self._came.append(renewal)
+            self._recurring = [each for each in self._recurring if not each.is_over]
             if not (self._closed or self._ending):
                 for each in self._recurring:
                     if each.due_at <= now:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, Sta
 from tests.support.exchanges import AwaitedTicket, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
 from tests.support.polling import eventually
+from tests.support.socket_pairs import noting_pairs
 
 
 class Carrier:
@@ -303,15 +303,7 @@ def test_one_thread_drives_several_queues_and_stops_them_all(
 def test_a_thread_that_has_ended_has_no_socket_open_and_the_next_message_starts_another(
     carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[socket.socket] = []
-    socketpair = socket.socketpair
-
-    def note() -> Any:
-        pair = socketpair()
-        opened.extend(pair)
-        return pair
-
-    monkeypatch.setattr(socket, "socketpair", note)
+    opened = noting_pairs(monkeypatch)
     queue = queue_of(thread_of(NoSession(PATIENCE), linger=0.0), carrier)
     for count, name in enumerate("ab", 1):
         queue.came(run_of(name))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._database.inbox import Inbox
+from tests.support.socket_pairs import noting_pairs
 
 
 class During:
@@ -188,15 +189,7 @@ def test_a_message_to_a_closed_inbox_waits_until_it_is_opened_again() -> None:
 
 
 def test_a_closed_inbox_has_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[socket.socket] = []
-    socketpair = socket.socketpair
-
-    def note() -> Pair:
-        pair = socketpair()
-        opened.extend(pair)
-        return pair
-
-    monkeypatch.setattr(socket, "socketpair", note)
+    opened = noting_pairs(monkeypatch)
     inbox: Inbox[str] = Inbox()
     inbox.close()
     for _ in range(2):

@@ -157,6 +157,26 @@ def add_executor(replica: Replica, database_url: str, *arguments: Any, **options
     replica.scheduler.add_executor(other, "other")
 
 
+def add_slow_pool(
+    replica: Replica,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    before_each: Callable[[], object],
+) -> None:
+    """Give a replica a second executor, whose pool does something before it starts a thread."""
+    prefix, start = "slow to start", threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        if thread.name.startswith(prefix):
+            before_each()
+        start(thread)
+
+    # No pool of threads has a hook that its own starts of threads wait for.
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    kwargs = {"thread_name_prefix": prefix}
+    add_executor(replica, database_url, max_workers=100, pool_kwargs=kwargs)
+
+
 class TestGiving:
     """A run is given to an executor, or its pool, that takes long to take it."""
 
@@ -192,18 +212,8 @@ class TestGiving:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """As beside threads that burn the CPU: a pool waits for each thread that it starts."""
-        prefix, start = "slow to start", threading.Thread.start
-
-        def start_slowly(thread: threading.Thread) -> None:
-            if thread.name.startswith(prefix):
-                blocking.once_in_each_thread()
-            start(thread)
-
         replica = holding()
-        # No pool of threads has a hook that its own starts of threads wait for.
-        monkeypatch.setattr(threading.Thread, "start", start_slowly)
-        kwargs = {"thread_name_prefix": prefix}
-        add_executor(replica, database_url, max_workers=100, pool_kwargs=kwargs)
+        add_slow_pool(replica, database_url, monkeypatch, blocking.once_in_each_thread)
         for number in range(20):
             replica.run_once(lambda: None, job_id=f"job {number}", executor="other")
         blocking.check()
@@ -218,24 +228,19 @@ class TestGiving:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """All pools of a process share the lock that one has while it starts a thread."""
-        prefix, start = "slow to start", threading.Thread.start
         is_starting, goes_on = threading.Event(), threading.Event()
 
-        def start_slowly(thread: threading.Thread) -> None:
-            if thread.name.startswith(prefix):
-                is_starting.set()
-                assert goes_on.wait(60)
-                blocking()
-            start(thread)
+        def block() -> None:
+            is_starting.set()
+            assert goes_on.wait(60)
+            blocking()
 
         replica = holding()
         third = executor_class(RENEWS_OFTEN)(database_url, lease=600)
         replica.scheduler.add_executor(third, "third")
         replica.run_once(lambda: None, job_id="first", executor="third")  # starts its thread
         replica.one(EVENT_TASK_LOCK_RELEASED, "first")
-        monkeypatch.setattr(threading.Thread, "start", start_slowly)
-        kwargs = {"thread_name_prefix": prefix}
-        add_executor(replica, database_url, max_workers=100, pool_kwargs=kwargs)
+        add_slow_pool(replica, database_url, monkeypatch, block)
         replica.run_once(lambda: None, job_id="slow", executor="other")
         assert is_starting.wait(60)
         replica.run_once(lambda: None, job_id="second", executor="third")
