@@ -69,7 +69,7 @@ STUCK = 10
 PROBE_INTERVAL = 5.0
 # Limits the seconds that a caller waits for the thread's start, on a very busy machine.
 STARTING_LIMIT = 0.5
-# The key of the worker in `DatabaseThread._worker`.
+# The key of the worker in `ReplicaThread._worker`.
 WORKER = "works"
 
 
@@ -120,7 +120,7 @@ class Stepped(Protocol):
         """Take the messages, decide, and carry the decisions out. Must not wait, and not raise."""
 
 
-class DatabaseThread:
+class ReplicaThread:
     """The replica's thread, which sends all tickets and steps queues. A message starts it.
 
     The thread never runs the application's code. Opening a connection may run the application's
@@ -864,7 +864,7 @@ def _own(outcome: Outcome[Any]) -> Outcome[Any]:
     return Outcome(error=own)
 
 
-_all: WeakSet[DatabaseThread] = WeakSet()
+_all: WeakSet[ReplicaThread] = WeakSet()
 
 
 def _end_all() -> None:

@@ -38,7 +38,7 @@ from apscheduler_tasklock._database.sequences import (
     next_statement,
 )
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
-from apscheduler_tasklock._database.thread import DatabaseThread, Recurring
+from apscheduler_tasklock._database.thread import Recurring, ReplicaThread
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
@@ -232,7 +232,7 @@ class LockClient:
         return self._database.waiting
 
     @property
-    def thread(self) -> DatabaseThread:
+    def thread(self) -> ReplicaThread:
         """The replica's thread."""
         return self._database
 

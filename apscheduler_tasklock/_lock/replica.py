@@ -21,7 +21,7 @@ from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
@@ -110,7 +110,7 @@ class Replica:
         self._protocol = self.protocol(settings)
         session = self._make_session()
         self.heartbeat = Heartbeat(self.renew, session.attempt, settings.timings, self.rejections)
-        self.database = DatabaseThread(
+        self.database = ReplicaThread(
             session,
             self.outage,
             self.explain,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
@@ -75,7 +75,7 @@ class DrivenQueue:
     """
 
     def __init__(
-        self, thread: DatabaseThread, runs: RunQueue, workers: CountWorkers, carrier: Carrier
+        self, thread: ReplicaThread, runs: RunQueue, workers: CountWorkers, carrier: Carrier
     ) -> None:
         self.thread = thread
         self.runs = runs

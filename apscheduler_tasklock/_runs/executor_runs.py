@@ -28,7 +28,7 @@ from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler_tasklock._application import ApplicationThread, call_application
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.plain_future import PlainFuture
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
@@ -211,7 +211,7 @@ class ExecutorRuns:
     :param thread: the replica's thread, which steps the queues
     """
 
-    def __init__(self, inner: Any, parts: ExecutorParts, thread: DatabaseThread) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts, thread: ReplicaThread) -> None:
         self._inner = inner
         self._parts = parts
         self._is_closed = False

@@ -21,7 +21,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import call_application
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.adapter import (
     JobIdWithRun,
@@ -66,7 +66,7 @@ class _Giving:
 class ProcessRuns(ExecutorRuns):
     """The runs of an executor that runs jobs in a pool of processes."""
 
-    def __init__(self, inner: Any, parts: ExecutorParts, thread: DatabaseThread) -> None:
+    def __init__(self, inner: Any, parts: ExecutorParts, thread: ReplicaThread) -> None:
         super().__init__(inner, parts, thread)
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
         # job, and when they are killed, on the monotonic clock. Only the replica's thread uses this

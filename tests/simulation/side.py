@@ -23,7 +23,7 @@ from apscheduler_tasklock._database import (
 )
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
@@ -136,7 +136,7 @@ class SimulatedSession(Session):
         self.run(send, deadline, seconds)
 
 
-class SimulatedThread(DatabaseThread):
+class SimulatedThread(ReplicaThread):
     """The real thread of a replica, as a thread of a world."""
 
     def __init__(self, session: SimulatedSession, *arguments: Any) -> None:
@@ -239,7 +239,7 @@ def simulating() -> Iterator[None]:
                 (thread, "_all", WeakSet()),
                 (heartbeat, "jittered", CLOCK.jittered),
                 (locks, "jittered", CLOCK.jittered),
-                (replica, "DatabaseThread", SimulatedThread),
+                (replica, "ReplicaThread", SimulatedThread),
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),

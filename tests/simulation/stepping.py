@@ -6,13 +6,13 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.queue import QueueInputs
 from tests.simulation.world import Inbox, Process, VirtualEvent, World
 
 
-class SteppingThread(DatabaseThread):
+class SteppingThread(ReplicaThread):
     """Stands in for a replica's thread where nothing is sent: it steps queues, and no more."""
 
     def __init__(self, world: World, process: Process) -> None:

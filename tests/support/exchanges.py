@@ -12,7 +12,7 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Call, Request
 from apscheduler_tasklock._database.session import Session, make_session
-from apscheduler_tasklock._database.thread import DatabaseThread, Renewing
+from apscheduler_tasklock._database.thread import Renewing, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.polling import eventually
@@ -47,7 +47,7 @@ class Setup:
                 ended=self.outage.idle_connection_ended,
             )
         )
-        self.database = DatabaseThread(
+        self.database = ReplicaThread(
             self.session,
             self.outage,
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),

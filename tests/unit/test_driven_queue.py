@@ -16,7 +16,7 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
-from apscheduler_tasklock._database.thread import NAME, DatabaseThread
+from apscheduler_tasklock._database.thread import NAME, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
@@ -73,11 +73,11 @@ def run_of(name: str) -> QueuedRun:
     return QueuedRun(RunKind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
 
 
-def thread_of(session: Session, linger: float = 600.0) -> DatabaseThread:
+def thread_of(session: Session, linger: float = 600.0) -> ReplicaThread:
     return Setup(session, timings=Timings(linger=linger)).database
 
 
-def queue_of(thread: DatabaseThread, carrier: Carrier) -> DrivenQueue:
+def queue_of(thread: ReplicaThread, carrier: Carrier) -> DrivenQueue:
     return DrivenQueue(thread, RunQueue(lambda pause: pause), lambda: 10, carrier)
 
 

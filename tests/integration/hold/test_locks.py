@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
-from apscheduler_tasklock._database.thread import AwaitedTicket, DatabaseThread
+from apscheduler_tasklock._database.thread import AwaitedTicket, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.errors import (
@@ -241,9 +241,9 @@ class TestALongClaimTimeout:
     ) -> None:
         locks = make_locks(claim_timeout=600)
         sent: list[AwaitedTicket[Any, Any]] = []
-        get = DatabaseThread.get
+        get = ReplicaThread.get
         monkeypatch.setattr(
-            DatabaseThread, "get", lambda self, asked: sent.append(asked) or get(self, asked)
+            ReplicaThread, "get", lambda self, asked: sent.append(asked) or get(self, asked)
         )
         held(locks)
         assert sent[0].turn_until >= sent[0].tried_until
