@@ -316,6 +316,11 @@ class ReplicaThread:
         """
         self._put((stepped, message), wakes=wakes)
 
+    def step_soon(self, stepped: Stepped) -> None:
+        """Step something before the thread's next wait. Called in the thread."""
+        stepped.wakes_at = self._steps_at = -inf
+        self._stepped[stepped] = None
+
     def start(self) -> None:
         """Start the thread, unless it runs already.
 

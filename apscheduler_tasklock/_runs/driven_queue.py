@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.deferred_runs import Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from apscheduler_tasklock._values import logger_of
 
@@ -24,8 +24,8 @@ logger = logger_of(__name__)
 # a message.
 LONGEST_WAIT = 0.5
 
-# A message to the queue: a function that adds to the inputs of the next step.
-Message = Callable[[QueueInputs], object]
+# A message to the queue: a function to call before its next step, and the function's arguments.
+Message = tuple[Any, ...]
 # Returns how many workers there are now; ``None``: there is no limit of workers.
 CountWorkers = Callable[[], int | None]
 
@@ -100,11 +100,7 @@ class DrivenQueue:
 
     def came(self, run: QueuedRun) -> None:
         """Tell the queue that a run was submitted."""
-        self.thread.post(self, lambda inputs: inputs.came.append(run))
-
-    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
-        """Tell the queue the outcome of the claim of a run that was asked for."""
-        self.call(lambda inputs: inputs.answered.append((run, outcome)))
+        self.call(self.runs.came, run)
 
     def begun(self, run: QueuedRun) -> None:
         """Tell the queue that a worker has begun a run.
@@ -113,25 +109,25 @@ class DrivenQueue:
         ``_is_idle`` before it looks into its inbox, where it finds this message.
         """
         run.began_at = time.monotonic()
-        self.thread.post(self, lambda inputs: inputs.begun.append(run), wakes=False)
+        self.thread.post(self, (self.runs.begun, run, run.began_at), wakes=False)
         if not self._is_idle:
             self.thread.wake()
 
     def freed(self, run: QueuedRun, took: float) -> None:
         """Tell the queue that the worker of a run is free, and the seconds that the run took."""
-        self.thread.post(self, lambda inputs: inputs.freed.append((run, took)))
+        self.call(self.runs.freed, run, took)
 
-    def failed(self, run: QueuedRun) -> None:
+    def not_given(self, run: QueuedRun) -> None:
         """Tell the queue that the executor did not take a run."""
-        self.call(lambda inputs: inputs.failed.append(run))
+        self.call(self.runs.not_given, run, time.monotonic())
 
     def found(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
         """Tell the queue the outlook of a deferred run, found by a look that began at ``as_of``."""
-        self.call(lambda inputs: inputs.found.append((run, outlook, as_of)))
+        self.call(self.runs.found, run, outlook, as_of, time.monotonic())
 
-    def call(self, function: Message) -> None:
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Let the replica's thread call a function before the queue's next step."""
-        self.thread.post(self, function)
+        self.thread.post(self, (function, *arguments))
 
     def stop(self) -> threading.Event:
         """Let no run begin any more.
@@ -139,15 +135,19 @@ class DrivenQueue:
         :return: set when the waiting runs are withdrawn
         """
         is_done = threading.Event()
-
-        def stop(inputs: QueueInputs) -> None:
-            inputs.stopped = True
-            self._stops.append(is_done)
-
-        self.call(stop)
+        self.call(self._stop, is_done)
         return is_done
 
     # ---- in the replica's thread -----------------------------------------------------------------
+
+    def _stop(self, is_done: threading.Event) -> None:
+        self.runs.stop()
+        self._stops.append(is_done)
+
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        """Take the outcome of the claim of a run that was asked for."""
+        self.runs.answered(run, outcome, time.monotonic())
+        self.thread.step_soon(self)
 
     def step(self) -> None:
         """Take the messages, step the queue, and carry its decisions out."""
@@ -163,14 +163,15 @@ class DrivenQueue:
 
     def _step(self) -> None:
         carrier = self.carrier
-        inputs = QueueInputs(workers=self.workers(), stopped=carrier.is_ending)
+        if carrier.is_ending:
+            self.runs.stop()
         messages, self.messages = self.messages, []
-        for message in messages:
+        for function, *arguments in messages:
             try:
-                message(inputs)
+                function(*arguments)
             except Exception:
                 logger.exception("The task lock's thread failed, and goes on")
-        todo = self.runs.step(time.monotonic(), inputs)
+        todo = self.runs.next(time.monotonic(), self.workers())
         self.wakes_at = todo.wakes_at
         _carry_out(todo, carrier)
         self._is_idle = self.runs.is_idle

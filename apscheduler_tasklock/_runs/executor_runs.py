@@ -53,7 +53,7 @@ from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
@@ -300,7 +300,7 @@ class ExecutorRuns:
             for run in runs:
                 run.work.failure = _why_not_claimed(run.work)
         if self._is_to_follow(submission):
-            queue.call(partial(self._follow, runs[0]))
+            queue.call(self._follow, runs[0])
         else:
             queue.came(runs[0])
         if self._is_inline:
@@ -366,7 +366,7 @@ class ExecutorRuns:
         until = time.monotonic() + seconds
         queues = (self._functions, self._coroutines)
         for queue in queues:
-            queue.call(partial(self._withdraw_given, queue))
+            queue.call(self._withdraw_given, queue)
         for is_done in [queue.stop() for queue in queues]:
             self._thread.wait_for(is_done, until)
         # Runs that need no lock were given, perhaps to the giving thread. They are to reach the
@@ -385,36 +385,33 @@ class ExecutorRuns:
         for run in ask.runs:
             if run.work.locks is not locks or len(asked) == most:
                 queue.answered(run, ClaimOutcome.BEYOND)
-                continue
-            due = run.work.submission.due
-            if due is not None and not due.reader.is_wanted(due):
-                # Skip the run, because its job store does not want it claimed any more.
-                if run.work.claim is not None:
-                    locks.withdraw(run.work.claim)
+            elif not _is_wanted(run.work):
                 queue.answered(run, ClaimOutcome.REFUSED)
-                continue
-            claim = _claim_of(run.work)
-            if isinstance(claim, Exception):
-                queue.call(partial(self._answered, [(run, claim)]))
+            elif isinstance(claim := _claim_of(run.work), Exception):
+                self._take_answer(run, claim)
             else:
                 asked[claim] = run
 
         def report(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            answers = [(asked[attempt], claimed) for attempt, claimed in decided]
-            queue.call(partial(self._answered, answers))
+            for attempt, claimed in decided:
+                self._take_answer(asked[attempt], claimed)
 
         claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
         for attempts in claims:
             locks.begin_claims(attempts, ask.most, report)
 
-    def _answered(
-        self, answers: Sequence[tuple[QueuedRun, Claimed | Exception]], inputs: QueueInputs
-    ) -> None:
-        for run, claimed in answers:
-            due = run.work.submission.due
-            if due is not None and isinstance(claimed, TaskLockSchemaError):
-                due.rejected = claimed
-            inputs.answered.append((run, self._claim_outcome(run, claimed)))
+    def _take_answer(self, run: QueuedRun, claimed: Claimed | Exception) -> None:
+        due = run.work.submission.due
+        if due is not None and isinstance(claimed, TaskLockSchemaError):
+            due.rejected = claimed
+        try:
+            outcome = self._claim_outcome(run, claimed)
+        except Exception:  # so that no other answer is lost
+            logger.exception("The task lock's thread failed, and goes on")
+            outcome = ClaimOutcome.FAILED
+            if run.work.attempt.held is not None:
+                self._hand_over(run.work)
+        run.work.queue.answered(run, outcome)
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
         """Note the result of a run's claim, and return its outcome for the queue."""
@@ -425,16 +422,9 @@ class ExecutorRuns:
             self._parts.report_failed(work.submission, work.attempt.run_time, claimed)
             return ClaimOutcome.FAILED
         wanted_at = None if work.claim is None else work.claim.wanted_at
-        try:
-            may_run = work.attempt.take_in(claimed, wanted_at or time.monotonic())
-        except Exception:
-            logger.exception("The task lock's thread failed, and goes on")
-            may_run = False
-        if may_run:
+        if work.attempt.take_in(claimed, wanted_at or time.monotonic()):
             self._note_granted(run)
             return ClaimOutcome.UNLOCKED if work.attempt.held is None else ClaimOutcome.GRANTED
-        if work.attempt.held is not None:
-            self._hand_over(work)
         refusal = work.attempt.refusal
         failed = isinstance(claimed, TaskLockError)
         outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
@@ -512,7 +502,7 @@ class ExecutorRuns:
         run.work.deferred_by = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
-    def _follow(self, run: QueuedRun, inputs: QueueInputs) -> None:
+    def _follow(self, run: QueuedRun) -> None:
         """Defer a run, and its backlog, until a look tells whether the leader has run it."""
         work: _Work = run.work
         assert self._parts.leadership is not None
@@ -520,7 +510,7 @@ class ExecutorRuns:
         work.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(work.attempt))
         if self._defer(run, work.follower):
             run.state, run.deferred_at = State.DEFERRED, time.monotonic()
-            inputs.came.append(run)
+            work.queue.runs.came(run)
         else:
             for each in run.backlog:
                 self._note_over(each)
@@ -664,7 +654,7 @@ class ExecutorRuns:
             work.attempt.report_not_begun()
         else:
             call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
-        work.queue.failed(run)
+        work.queue.not_given(run)
         self._note_over(run)
 
     def _move_on(self, run: QueuedRun, due: DueRun) -> None:
@@ -672,12 +662,10 @@ class ExecutorRuns:
         work: _Work = run.work
         asked = work.locks.begin_move_on(due.move)
         asked.future.add_done_callback(
-            lambda future: work.queue.call(partial(self._take_moved, run, future))
+            lambda future: work.queue.call(self._take_moved, run, future)
         )
 
-    def _take_moved(
-        self, run: QueuedRun, future: PlainFuture[set[str]], inputs: QueueInputs
-    ) -> None:
+    def _take_moved(self, run: QueuedRun, future: PlainFuture[set[str]]) -> None:
         try:
             if future.result():
                 call_application(partial(self._parts.report_missed, run.work.submission))
@@ -685,7 +673,7 @@ class ExecutorRuns:
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
         if self._given.pop(run, self) is None:
-            inputs.freed.append((run, 0.0))
+            run.work.queue.runs.freed(run, 0.0)
             self._note_over(run)
 
     def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
@@ -831,7 +819,7 @@ class ExecutorRuns:
             ", ".join(named) or "nothing of this scheduler",
         )
 
-    def _withdraw_given(self, queue: DrivenQueue, inputs: QueueInputs) -> None:
+    def _withdraw_given(self, queue: DrivenQueue) -> None:
         """Withdraw the runs that have a lock and were given, unless a worker has begun them.
 
         Runs that were given to an executor that is not APScheduler's are not withdrawn, because
@@ -844,7 +832,7 @@ class ExecutorRuns:
             if not (self._is_known or work.give_once.take()) or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
-                inputs.freed.append((run, 0.0))
+                queue.runs.freed(run, 0.0)
                 self.withdraw(run)
 
     def _hand_over(self, work: _Work) -> None:
@@ -1072,6 +1060,16 @@ def _why_not_claimed(work: _Work) -> Exception | None:
     except BaseException as error:  # noqa: BLE001  # a trigger's code may even raise SystemExit
         return RuntimeError(f"the trigger {work.submission.trigger} raised {error!r}")
     return None
+
+
+def _is_wanted(work: _Work) -> bool:
+    """Return whether a run's job store still wants it claimed; if not, withdraw its claim."""
+    due = work.submission.due
+    if due is None or due.reader.is_wanted(due):
+        return True
+    if work.claim is not None:
+        work.locks.withdraw(work.claim)
+    return False
 
 
 def _claim_of(work: _Work) -> AnyAttempt | Exception:

@@ -31,7 +31,6 @@ from apscheduler_tasklock._runs.adapter import (
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.queue import QueueInputs
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
@@ -111,9 +110,7 @@ class ProcessRuns(ExecutorRuns):
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
-    def _note_broken(
-        self, run: QueuedRun, processes: Mapping[int, Any], _inputs: QueueInputs
-    ) -> None:
+    def _note_broken(self, run: QueuedRun, processes: Mapping[int, Any]) -> None:
         """Note a run of a broken pool, one of whose processes may still run the job."""
         self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
 
@@ -202,7 +199,7 @@ class ProcessRuns(ExecutorRuns):
                 processes = work.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                work.queue.call(partial(self._note_broken, run, processes))
+                work.queue.call(self._note_broken, run, processes)
             else:  # the job's result or exception could not be pickled
                 work.release = work.attempt.begin_release(error)
 

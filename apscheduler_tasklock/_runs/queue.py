@@ -1,9 +1,10 @@
 """The queue of runs: it decides which runs are claimed, given to the executor, or missed.
 
 A run waits here until a worker is free for it. Then the run is claimed, and given to the executor
-if the claim is granted. The queue only decides. The replica's thread carries the decisions out, and
-passes in the time, the answers of the database and random pauses, so that a simulation can drive
-the queue on its own clock.
+if the claim is granted. The queue only decides. The replica's thread tells it what
+has happened, each thing by a call, and then asks what is to be done. The times, the answers of the
+database and random pauses come in by these calls, so that a simulation can drive the queue on its
+own clock.
 """
 
 from __future__ import annotations
@@ -39,31 +40,6 @@ PATIENCE = 0.1
 
 
 @dataclass
-class QueueInputs:
-    """The inputs of a step: what has happened since the last step.
-
-    :ivar came: runs that were submitted
-    :ivar answered: runs that were asked for, each with the outcome of its claim
-    :ivar begun: runs that a worker has begun
-    :ivar freed: runs whose workers are free now, and the seconds that each run took
-    :ivar failed: runs that the executor did not take
-    :ivar found: deferred runs, each with its outlook after a look at its task's row, and with the
-        time at which the look began
-    :ivar workers: how many workers the executor has; ``None``: there is no limit of workers
-    :ivar stopped: whether no run is to begin any more
-    """
-
-    came: list[QueuedRun] = field(default_factory=list)
-    answered: list[tuple[QueuedRun, ClaimOutcome]] = field(default_factory=list)
-    begun: list[QueuedRun] = field(default_factory=list)
-    freed: list[tuple[QueuedRun, float]] = field(default_factory=list)
-    failed: list[QueuedRun] = field(default_factory=list)
-    found: list[tuple[QueuedRun, Outlook, float]] = field(default_factory=list)
-    workers: int | None = None
-    stopped: bool = False
-
-
-@dataclass
 class Ask:
     """A request to claim runs of one kind. Takeovers, retries and manual runs go one by one.
 
@@ -91,7 +67,7 @@ class AllBusy:
 
 @dataclass
 class ToDo:
-    """The decisions of a step of the queue, which the replica's thread carries out.
+    """What is to be done: the queue's decisions, which the replica's thread carries out.
 
     :ivar asks: the asks to send
     :ivar given: the runs to give to the executor
@@ -139,6 +115,7 @@ class RunQueue:
         self._full_reported_at = -inf
         self._stopped = False
         self._workers = WorkerModel()
+        self._todo = ToDo()  # what was decided since the last call of `next`
 
     @property
     def is_idle(self) -> bool:
@@ -153,70 +130,107 @@ class RunQueue:
             free -= len([run for run in self._waiting if run.state is State.WAITING])
         return max(0, free)
 
-    def step(self, now: float, inputs: QueueInputs) -> ToDo:
-        """Update the queue with the inputs, and return the decisions.
+    # ---- what has happened; times are on the monotonic clock -------------------------------------
 
-        :param now: on the monotonic clock
+    def came(self, run: QueuedRun) -> None:
+        """Take a run that was submitted."""
+        run.number = next(self._numbers)
+        insort(self._waiting, run, key=_place)
+
+    def begun(self, run: QueuedRun, now: float) -> None:
+        """Note that a worker has begun a run."""
+        if run.state is State.GIVEN:
+            run.state, run.began_at = State.BEGUN, min(run.began_at, now)
+        self._unbegun.discard(run)
+
+    def freed(self, run: QueuedRun, took: float) -> None:
+        """Note that the worker of a run is free.
+
+        :param took: seconds that the run took
         """
-        todo = ToDo()
-        self._take(todo, now, inputs)
-        free = self._workers.free
-        self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
-        if not self._waiting:
-            return todo
-        if self._stopped:
-            self._withdraw_all(todo, now)
-        elif now >= self._not_before:
-            self._deal(todo, now, free)
-            self._report_all_busy(todo, now)
-        todo.wakes_at = self._wakes_at(now)
-        return todo
+        self._unbegun.discard(run)
+        if run.following is not None:
+            # A missed run had no virtual worker that the next run could go on with.
+            run.following.goes_on = not run.is_missed
+        self._end(run, self._workers.leave(run, took))
 
-    def _take(self, todo: ToDo, now: float, inputs: QueueInputs) -> None:
-        """Update the queue with the inputs."""
-        self._stopped = self._stopped or inputs.stopped
-        self._workers.note_count(inputs.workers)
-        for run in inputs.came:
-            run.number = next(self._numbers)
-            insort(self._waiting, run, key=_place)
-        for run in inputs.begun:
-            if run.state is State.GIVEN:
-                run.state, run.began_at = State.BEGUN, min(run.began_at, now)
-            self._unbegun.discard(run)
-        for run, took in inputs.freed:
-            self._leave(run, took)
-        for run in inputs.failed:
-            self._leave(run, 0.0)
-            self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
-        if inputs.answered:
-            self._take_answers(todo, now, inputs.answered)
-        if inputs.found:
-            self._take_outlooks(todo, now, inputs.found)
+    def not_given(self, run: QueuedRun, now: float) -> None:
+        """Note that the executor did not take a run."""
+        self.freed(run, 0.0)
+        self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
 
-    def _take_answers(
-        self, todo: ToDo, now: float, answers: Sequence[tuple[QueuedRun, ClaimOutcome]]
-    ) -> None:
-        """Note the outcomes of the claims of runs that were asked for."""
-        for run, outcome in answers:
-            self._asked.discard(run)
-            self._outcomes.add(outcome)
-            if outcome is ClaimOutcome.GRANTED:
-                if self._stopped:
-                    todo.withdrawn.append(run)
-                    self._end(run, run.earliest)
-                else:
-                    # A run that needs no lock may have taken the reserved worker by now. Then this
-                    # granted run waits for the next free worker in the executor's own queue.
-                    self._give(todo, run, now)
-            elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
-                todo.refused.append((run, outcome))
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome, now: float) -> None:
+        """Take the outcome of the claim of a run that was asked for."""
+        self._asked.discard(run)
+        self._outcomes.add(outcome)
+        if outcome is ClaimOutcome.GRANTED:
+            if self._stopped:
+                self._todo.withdrawn.append(run)
                 self._end(run, run.earliest)
             else:
-                self._wait_again(run, now, outcome)
+                # A run that needs no lock may have taken the reserved worker by now. Then this
+                # granted run waits for the next free worker in the executor's own queue.
+                self._give(run, now)
+        elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
+            self._todo.refused.append((run, outcome))
+            self._end(run, run.earliest)
+        else:
+            self._wait_again(run, now, outcome)
         if not self._asked:
             self._reserved, self._asked_at = 0, inf
             outcomes, self._outcomes = self._outcomes, set()
             self._note_outcomes(now, outcomes)
+
+    def found(self, run: QueuedRun, outlook: Outlook, as_of: float, now: float) -> None:
+        """Let a deferred run wait for a worker again, or end it, as a look at its task's row says.
+
+        The seconds for which the run was deferred do not count as its lateness.
+
+        :param as_of: when the look began
+        """
+        run.looked_at = max(run.looked_at, as_of)
+        # The run may have been withdrawn since the look began.
+        if outlook is Outlook.WAITS or run.state is not State.DEFERRED:
+            return
+        for each in run.backlog:
+            each.excused += now - run.deferred_at
+        if outlook is Outlook.ASKED_AGAIN:
+            run.state = State.WAITING
+            return
+        self._waiting.remove(run)
+        if outlook is Outlook.DROPPED:
+            for each in run.backlog:
+                each.state = State.OVER
+                self._todo.refused.append((each, ClaimOutcome.REFUSED))
+        else:
+            self._todo.refused.append((run, ClaimOutcome.REFUSED))
+            self._end(run, run.earliest)
+
+    def stop(self) -> None:
+        """Let no run begin any more."""
+        self._stopped = True
+
+    # ---- what is to be done ----------------------------------------------------------------------
+
+    def next(self, now: float, workers: int | None) -> ToDo:
+        """Return what is to be done, after all that has happened since the last call.
+
+        :param workers: how many workers the executor has; ``None``: there is no limit of workers
+        """
+        self._workers.note_count(workers)
+        free = self._workers.free
+        self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
+        wakes_at = inf
+        if self._waiting:
+            if self._stopped:
+                self._withdraw_all(now)
+            elif now >= self._not_before:
+                self._deal(now, free)
+                self._report_all_busy(now)
+            wakes_at = self._wakes_at(now)
+        todo, self._todo = self._todo, ToDo()
+        todo.wakes_at = wakes_at
+        return todo
 
     def _note_outcomes(self, now: float, outcomes: set[ClaimOutcome]) -> None:
         """Decide how large the next asks are, and when they go out.
@@ -256,48 +270,18 @@ class RunQueue:
             run.grace = None
         insort(self._waiting, run, key=_place)
 
-    def _take_outlooks(
-        self, todo: ToDo, now: float, found: Sequence[tuple[QueuedRun, Outlook, float]]
-    ) -> None:
-        """Note what becomes of deferred runs."""
-        for run, outlook, as_of in found:
-            run.looked_at = max(run.looked_at, as_of)
-            self._decide_deferred(todo, now, run, outlook)
-        self._waiting = [run for run in self._waiting if run.state is not State.OVER]
-
-    def _decide_deferred(self, todo: ToDo, now: float, run: QueuedRun, outlook: Outlook) -> None:
-        """Let a deferred run wait for a worker again, or end it, as its outlook says.
-
-        The seconds for which the run was deferred do not count as its lateness.
-        """
-        # The run may have been withdrawn since the look began.
-        if outlook is Outlook.WAITS or run.state is not State.DEFERRED:
-            return
-        for each in run.backlog:
-            each.excused += now - run.deferred_at
-        if outlook is Outlook.ASKED_AGAIN:
-            run.state = State.WAITING
-            return
-        if outlook is Outlook.DROPPED:
-            for each in run.backlog:
-                each.state = State.OVER
-                todo.refused.append((each, ClaimOutcome.REFUSED))
-        else:
-            todo.refused.append((run, ClaimOutcome.REFUSED))
-            self._end(run, run.earliest)
-
-    def _withdraw_all(self, todo: ToDo, now: float) -> None:
+    def _withdraw_all(self, now: float) -> None:
         """Withdraw the waiting runs that need a claim, and give the others to the executor."""
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             if run.claims:
                 for each in run.backlog:
                     each.state = State.OVER
-                    todo.withdrawn.append(each)
+                    self._todo.withdrawn.append(each)
             else:
-                self._give(todo, run, now)
+                self._give(run, now)
 
-    def _deal(self, todo: ToDo, now: float, free: float) -> None:
+    def _deal(self, now: float, free: float) -> None:
         """Decide which waiting runs get the free workers, or are claimed for them."""
         if now < self._asked_at + PATIENCE:
             free -= self._reserved
@@ -326,22 +310,21 @@ class RunQueue:
         others = [
             run
             for run in others
-            if not (run.is_held or deferred)
-            or not self._is_held(run, deferred.get(run.job, ()), todo)
+            if not (run.is_held or deferred) or not self._is_held(run, deferred.get(run.job, ()))
         ]
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
-        taken = self._deal_to(first, min(free, share), todo, now)
-        self._deal_to(others, free - taken, todo, now)
-        for ask in todo.asks:
+        taken = self._deal_to(first, min(free, share), now)
+        self._deal_to(others, free - taken, now)
+        for ask in self._todo.asks:
             self._asked_at = now
             self._asked.update(ask.runs)
             self._reserved += ask.most or 0
         stay = (State.WAITING, State.DEFERRED)
         self._waiting = [run for run in self._waiting if run.state in stay]
 
-    def _is_held(self, run: QueuedRun, deferred: Sequence[QueuedRun], todo: ToDo) -> bool:
+    def _is_held(self, run: QueuedRun, deferred: Sequence[QueuedRun]) -> bool:
         """Return whether a run waits until a look has read the row of an earlier, deferred run.
 
         Both are runs of one job. The run because of which the earlier run is deferred may be over,
@@ -352,11 +335,12 @@ class RunQueue:
         looked_at = [each.looked_at for each in deferred if each.due_at < run.due_at]
         is_held = min(looked_at, default=inf) < max(run.came, self._free_since)
         if not is_held or self._free_since < inf:
-            todo.is_look_due = todo.is_look_due or (is_held and not run.is_held)
+            if is_held and not run.is_held:
+                self._todo.is_look_due = True
             run.is_held = is_held
         return is_held
 
-    def _report_all_busy(self, todo: ToDo, now: float) -> None:
+    def _report_all_busy(self, now: float) -> None:
         """Decide whether a log line is to say that all workers have been busy for long."""
         workers = self._workers.count
         # No run has come before the first one's place in the queue.
@@ -367,9 +351,9 @@ class RunQueue:
         longest = max((self._workers.wait_for_one(run, now) for run in waiting), default=0.0)
         if longest > FULL_AFTER and now > self._full_reported_at + FULL_INTERVAL:
             self._full_reported_at = now
-            todo.all_busy = AllBusy(workers, len(waiting), longest)
+            self._todo.all_busy = AllBusy(workers, len(waiting), longest)
 
-    def _deal_to(self, ready: Sequence[QueuedRun], free: float, todo: ToDo, now: float) -> int:
+    def _deal_to(self, ready: Sequence[QueuedRun], free: float, now: float) -> int:
         """Give ready runs to free workers, or ask for their claims.
 
         :return: how many workers these runs take
@@ -391,25 +375,17 @@ class RunQueue:
                 taken += asking.add(run, has_worker=has_worker)
             elif has_worker:
                 run.overtakes = not run.is_missed and now >= self._asked_at + PATIENCE
-                self._give(todo, run, now)
+                self._give(run, now)
                 taken += 1
-        todo.asks += asking.asks()
+        self._todo.asks += asking.asks()
         return taken
 
-    def _give(self, todo: ToDo, run: QueuedRun, now: float) -> None:
+    def _give(self, run: QueuedRun, now: float) -> None:
         """Give a run to the executor."""
         self._workers.give(run, now)
         run.state = State.GIVEN
         self._unbegun.add(run)
-        todo.given.append(run)
-
-    def _leave(self, run: QueuedRun, took: float) -> None:
-        """Note that the worker of a run is free again."""
-        self._unbegun.discard(run)
-        if run.following is not None:
-            # A missed run had no virtual worker that the next run could go on with.
-            run.following.goes_on = not run.is_missed
-        self._end(run, self._workers.leave(run, took))
+        self._todo.given.append(run)
 
     def _end(self, run: QueuedRun, at: float) -> None:
         """Note that a run is over, and put the next run of its submission into the queue."""

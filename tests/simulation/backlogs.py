@@ -21,10 +21,11 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import Ask, QueueInputs, RunQueue, ToDo
+from apscheduler_tasklock._runs.queue import Ask, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
+from tests.support.run_queues import step_of
 from tests.support.waist import (
     IN_TIME,
     ClaimAnswer,
@@ -350,7 +351,7 @@ class Fleet:
         self._step(replica, freed=[(run, 1.0)], found=deferred)
 
     def _step(self, replica: Simulated, **inputs: Any) -> None:
-        step: ToDo = replica.queue.step(self._now, QueueInputs(workers=WORKERS, **inputs))
+        step: ToDo = step_of(replica.queue, self._now, WORKERS, **inputs)
         replica.asks += step.asks
         for run in step.given:
             assert run.token.take()

@@ -19,7 +19,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -204,18 +204,17 @@ class JobsReplica(Replica):
         is_together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
         most = len(ask.runs) if is_together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
-        answers: list[tuple[QueuedRun, Claimed]] = []
         for run in ask.runs:
             claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.work)
             if isinstance(claim, (NotNow, TaskLockError)):
-                answers.append((run, claim))
+                self._take_answer(run, claim)
             else:
                 asked[claim] = run
 
         def tell(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            self._answer([(asked[claim], claimed) for claim, claimed in decided])
+            for claim, claimed in decided:
+                self._take_answer(asked[claim], claimed)
 
-        self._answer(answers)
         for claims in [list(asked)] if asked and is_together else [[claim] for claim in asked]:
             self._client.begin_claims(claims, ask.most, tell)
 
@@ -245,14 +244,8 @@ class JobsReplica(Replica):
             return error
         return work.claim
 
-    def _answer(self, answers: Sequence[tuple[QueuedRun, Claimed]]) -> None:
-        def take_in(inputs: QueueInputs) -> None:
-            inputs.answered += [
-                (run, self._claim_outcome(run, claimed)) for run, claimed in answers
-            ]
-
-        if answers:
-            self.queue.call(take_in)
+    def _take_answer(self, run: QueuedRun, claimed: Claimed) -> None:
+        self.queue.answered(run, self._claim_outcome(run, claimed))
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.work
@@ -327,7 +320,7 @@ class JobsReplica(Replica):
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.work)
-        self.queue.failed(run)
+        self.queue.not_given(run)
         self._end(run, "not taken")
 
     def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
@@ -342,12 +335,12 @@ class JobsReplica(Replica):
             self._client.withdraw(work.claim)
         self._end(run, "withdrawn")
 
-    def _withdraw_given(self, inputs: QueueInputs) -> None:
+    def _withdraw_given(self) -> None:
         for run in list(self._given):
             if run.work.held is None or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
-                inputs.freed.append((run, 0.0))
+                self.queue.runs.freed(run, 0.0)
                 self.withdraw(run)
 
     def _hand_over(self, work: Work) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
-from apscheduler_tasklock._runs.queue import QueueInputs
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -119,9 +118,7 @@ class LeaderReplica(JobsReplica):
             return
         for each in run.backlog:
             self._ask_later(each.work)
-        self.queue.call(
-            partial(self._follow, run, FollowerRun(self.leadership, run, lambda: work.request))
-        )
+        self.queue.call(self._follow, run, FollowerRun(self.leadership, run, lambda: work.request))
 
     def _ask_later(self, work: Work) -> None:
         """Note that a run time is to be asked for, so that it must have an end."""
@@ -131,15 +128,16 @@ class LeaderReplica(JobsReplica):
         work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
         self._story.ledger.questions.append(work.question)
 
-    def _follow(self, run: QueuedRun, following: FollowerRun, inputs: QueueInputs) -> None:
+    def _follow(self, run: QueuedRun, following: FollowerRun) -> None:
         if self.stopped_at == inf:
             for other in self._deferred_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
-                inputs.found.append((other, Outlook.DROPPED, self.world.now))
+                now = self.world.now
+                self.queue.runs.found(other, Outlook.DROPPED, now, now)
             self._following[run] = following
             run.state, run.deferred_at = State.DEFERRED, self.world.now
             self._deferred_runs.add(run, following, partial(self._decide_deferred, run))
-        inputs.came.append(run)
+        self.queue.runs.came(run)
 
     def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
         if work.claim is None and work.question is not None:

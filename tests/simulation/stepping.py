@@ -8,7 +8,7 @@ from typing import Any
 
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
-from apscheduler_tasklock._runs.queue import QueueInputs
+from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
 from tests.simulation.world import Inbox, Process, VirtualEvent, World
 
 
@@ -60,21 +60,20 @@ class SimulatedQueue(DrivenQueue):
         """Whether no run waits, is asked for, or goes on."""
         return self.runs.is_idle and not self.messages
 
-    def call(self, function: Callable[[QueueInputs], object]) -> None:
-        def take_in(inputs: QueueInputs) -> None:
-            try:
-                function(inputs)
-            except Exception as error:
-                self.failures.append(error)
-                raise
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        super().call(self._noting, function, *arguments)
 
-        super().call(take_in)
+    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+        self._noting(super().answered, run, outcome)
+
+    def _noting(self, function: Callable[..., object], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self.failures.append(error)
+            raise
 
     def stop(self) -> Any:
         """Let no run begin any more."""
-
-        def stop(inputs: QueueInputs) -> None:
-            inputs.stopped = True
-
-        self.call(stop)
+        self.call(self.runs.stop)
         return VirtualEvent()

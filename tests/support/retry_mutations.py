@@ -13,7 +13,7 @@ from uuid import UUID
 from apscheduler_tasklock import options
 from apscheduler_tasklock._lock.outcomes import WindowAfter
 from apscheduler_tasklock._runs import run_attempt
-from apscheduler_tasklock._runs.submission import Submission
+from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import LATEST_RETRY, Row
 from tests.simulation.mutations import _method
@@ -156,4 +156,4 @@ RETRY_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
 
 def forgetting() -> Mutated:
     """Let replicas forget a one-off job as the scheduler drops it."""
-    return replaced((Submission, "may_be_retried", property(lambda _: False)))
+    return replaced((Watch, "note_unfinished", lambda *_: None))

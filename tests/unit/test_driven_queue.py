@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.thread import NAME, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, QueueInputs, RunQueue
+from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
 from tests.support.exchanges import AwaitedTicket, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
@@ -92,7 +92,7 @@ def end(queue: DrivenQueue, carrier: Carrier) -> None:
     stop(queue)
     for run in carrier.runs:
         if run.state is State.ASKED:
-            queue.answered(run, ClaimOutcome.REFUSED)
+            queue.call(queue.answered, run, ClaimOutcome.REFUSED)
         elif run.state is State.GIVEN:
             queue.freed(run, 0.0)
     queue.thread.close(time.monotonic() + PATIENCE)
@@ -123,7 +123,7 @@ def test_what_comes_is_asked_for_and_given_in_its_thread(
     queue.came(run)
     eventually(lambda: carrier.asked == ["a"])
     queue.came(other)
-    queue.answered(run, ClaimOutcome.GRANTED)
+    queue.call(queue.answered, run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {"tasklock"}
 
@@ -134,7 +134,7 @@ def test_a_message_ends_the_wait_of_a_thread_that_has_no_work(
     """Else it would wait for as long as it lingers, which is ten minutes here."""
     for number in range(50):
         stepped = threading.Event()
-        queue.call(lambda _inputs, stepped=stepped: stepped.set())
+        queue.call(stepped.set)
         assert stepped.wait(PATIENCE), number
 
 
@@ -148,11 +148,11 @@ def test_a_pool_that_has_got_workers_is_seen_beside_a_busy_line(
     workers = 1
 
     def is_asked_for() -> bool:
-        queue.call(lambda _inputs: None)  # so that the thread never waits for long
+        queue.call(lambda: None)  # so that the thread never waits for long
         return carrier.asked == ["waits"]
 
     eventually(is_asked_for)
-    full.answered(carrier.runs[0], ClaimOutcome.REFUSED)
+    full.call(full.answered, carrier.runs[0], ClaimOutcome.REFUSED)
     eventually(lambda: carrier.refused == ["waits"])
 
 
@@ -163,11 +163,11 @@ def test_a_run_that_begins_lets_those_that_wait_be_asked_for(
     run = run_of("a")
     queue.came(run)
     eventually(lambda: carrier.asked == ["a"])
-    queue.answered(run, ClaimOutcome.GRANTED)
+    queue.call(queue.answered, run, ClaimOutcome.GRANTED)
     eventually(lambda: carrier.given == ["a"])
     queue.came(run_of("b"))  # nothing is asked for while a run that was given has not begun
     stop_is_due = threading.Event()
-    queue.call(lambda _inputs: stop_is_due.set())
+    queue.call(stop_is_due.set)
     assert stop_is_due.wait(PATIENCE)
     assert carrier.asked == ["a"]
     queue.begun(run)
@@ -181,7 +181,7 @@ def test_a_stop_returns_when_what_waited_is_withdrawn(queue: DrivenQueue, carrie
     queue.came(other)  # which waits for the answer
     stop(queue)
     assert carrier.withdrawn == ["b"]
-    queue.answered(run, ClaimOutcome.REFUSED)
+    queue.call(queue.answered, run, ClaimOutcome.REFUSED)
     eventually(lambda: carrier.refused == ["a"])
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_begun_when_the_interpreter_ends(queue: DrivenQueue, carrier:
     assert carrier.asked == []
 
 
-def fail(_inputs: QueueInputs) -> None:
+def fail() -> None:
     raise ValueError("of a message")
 
 
@@ -217,7 +217,7 @@ def test_a_step_that_fails_ends_neither_the_thread_nor_what_came_with_it(
     went_on, done = threading.Event(), threading.Event()
     carrier.fails = error
 
-    def hold_up(_inputs: QueueInputs) -> None:
+    def hold_up() -> None:
         assert went_on.wait(PATIENCE)
 
     queue.call(hold_up)  # so that both runs are there when the step fails
@@ -233,7 +233,7 @@ def test_a_step_that_fails_ends_neither_the_thread_nor_what_came_with_it(
     queue.came(run_of("c"))
     eventually(lambda: carrier.withdrawn == ["c"])
     assert queue.thread.is_live
-    second.answered(beside.runs[0], ClaimOutcome.REFUSED)
+    second.call(second.answered, beside.runs[0], ClaimOutcome.REFUSED)
     eventually(lambda: beside.refused == ["b"])
 
 
@@ -242,7 +242,7 @@ def test_it_is_not_live_while_a_step_is_stuck(
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(module, "STUCK", 0.0)
-    queue.call(lambda _inputs: go_on.wait(PATIENCE))
+    queue.call(go_on.wait, PATIENCE)
     eventually(lambda: not queue.thread.is_live)
     go_on.set()
     eventually(lambda: queue.thread.is_live)
@@ -295,8 +295,8 @@ def test_one_thread_drives_several_queues_and_stops_them_all(
     second.came(run_of("d"))
     stop(queue, second)
     assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
-    second.answered(theirs, ClaimOutcome.REFUSED)
-    queue.answered(ours, ClaimOutcome.REFUSED)
+    second.call(second.answered, theirs, ClaimOutcome.REFUSED)
+    queue.call(queue.answered, ours, ClaimOutcome.REFUSED)
     eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))
 
 
@@ -308,7 +308,7 @@ def test_a_thread_that_has_ended_has_no_socket_open_and_the_next_message_starts_
     for count, name in enumerate("ab", 1):
         queue.came(run_of(name))
         eventually(lambda name=name: carrier.asked[-1:] == [name])
-        queue.answered(carrier.runs[-1], ClaimOutcome.REFUSED)
+        queue.call(queue.answered, carrier.runs[-1], ClaimOutcome.REFUSED)
         eventually(lambda count=count: len(carrier.refused) == count)
         eventually(lambda: not is_there())
         assert len(opened) >= 2 * count
@@ -355,7 +355,7 @@ class TestInAWait:
         assert wire.begun.wait(PATIENCE)
         queue.came(run_of("a"))
         eventually(lambda: carrier.asked == ["a"])
-        queue.answered(carrier.runs[0], ClaimOutcome.GRANTED)
+        queue.call(queue.answered, carrier.runs[0], ClaimOutcome.GRANTED)
         eventually(lambda: carrier.given == ["a"])
         stop(queue)
         assert done == []
@@ -374,7 +374,7 @@ class TestInAWait:
         eventually(lambda: not full.runs.is_idle)
         workers = 1
         eventually(lambda: carrier.asked == ["waits"])
-        full.answered(carrier.runs[0], ClaimOutcome.REFUSED)
+        full.call(full.answered, carrier.runs[0], ClaimOutcome.REFUSED)
         eventually(lambda: carrier.refused == ["waits"])
 
     def test_a_queue_is_stepped_while_a_connection_is_opened(
@@ -444,7 +444,7 @@ class TestInAWait:
         queue.came(run_of("a"))
         second.came(run_of("b"))
         eventually(lambda: beside.asked == ["b"] and carrier.fails is None)
-        second.answered(beside.runs[0], ClaimOutcome.REFUSED)
+        second.call(second.answered, beside.runs[0], ClaimOutcome.REFUSED)
         eventually(lambda: beside.refused == ["b"])
         wire.answer()
         if isinstance(error, ValueError):

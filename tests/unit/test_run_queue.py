@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -18,11 +18,11 @@ from apscheduler_tasklock._runs.queue import (
     MOST_ASKED,
     PATIENCE,
     AllBusy,
-    QueueInputs,
     RunQueue,
     ToDo,
 )
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
+from tests.support.run_queues import step_of
 
 GRANTED, REFUSED, DEFERRED = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.DEFERRED
 ASKED_AGAIN = Outlook.ASKED_AGAIN
@@ -59,7 +59,7 @@ class Steps:
             self.answer(self.step(came=[run_of("of another replica")]), lambda _run: REFUSED)
 
     def step(self, **inputs: Any) -> ToDo:
-        return self.queue.step(self.now, QueueInputs(workers=self.workers, **inputs))
+        return step_of(self.queue, self.now, self.workers, **inputs)
 
     def answer(self, step: ToDo, outcome: Callable[[QueuedRun], ClaimOutcome]) -> ToDo:
         answers = [(run, outcome(run)) for ask in step.asks for run in ask.runs]
@@ -289,7 +289,7 @@ class TestAsking:
     def test_nothing_is_asked_for_a_while_after_the_executor_raised(self) -> None:
         steps, run = Steps(), run_of("a")
         steps.grant(steps.step(came=[run]))
-        step = steps.step(failed=[run], came=[run_of("b")])
+        step = steps.step(not_given=[run], came=[run_of("b")])
         assert (run.state, step.asks) == (State.OVER, [])
         steps.now = step.wakes_at
         assert asked(steps.step()) == [(["b"], 1)]
@@ -677,20 +677,20 @@ class Day:
     def live(self) -> None:
         queue = RunQueue(lambda pause: pause)
         # What happens when: the number breaks ties, in the order in which it was planned.
-        planned: list[tuple[float, int, QueueInputs]] = []
+        planned: list[tuple[float, int, dict[str, Any]]] = []
         count = 0
 
-        def plan(at: float, inputs: QueueInputs) -> None:
+        def plan(at: float, **inputs: Any) -> None:
             nonlocal count
             count += 1
             heapq.heappush(planned, (at, count, inputs))
 
         for number, job in enumerate(self.jobs):
             run = run_of(f"job {number}", job.came, grace=job.grace, work=number)
-            plan(job.came, QueueInputs(came=[run]))
+            plan(job.came, came=[run])
         while planned:
             now, _count, inputs = heapq.heappop(planned)
-            step = queue.step(now, replace(inputs, workers=self.workers))
+            step = step_of(queue, now, self.workers, **inputs)
             assert not step.withdrawn
             assert not step.refused
             for ask in step.asks:
@@ -698,14 +698,14 @@ class Day:
                 answers = [
                     (run, GRANTED if run in some else ClaimOutcome.BEYOND) for run in ask.runs
                 ]
-                plan(now + self.delay, QueueInputs(answered=answers))
+                plan(now + self.delay, answered=answers)
             for run in step.given:
                 took = 0.0 if run.is_missed else self.jobs[run.work].takes
                 (self.missed.add if run.is_missed else self.ran.append)(run.work)
-                plan(now, QueueInputs(begun=[run]))
-                plan(now + took, QueueInputs(freed=[(run, took)]))
+                plan(now, begun=[run])
+                plan(now + took, freed=[(run, took)])
             if step.wakes_at < inf:
-                plan(step.wakes_at, QueueInputs())
+                plan(step.wakes_at)
         assert queue.is_idle
         assert sorted([*self.missed, *self.ran]) == list(range(len(self.jobs)))
 
