@@ -353,14 +353,20 @@ class TestApplicationsCode:
         replica.one(EVENT_JOB_ERROR)
         replica.one(EVENT_TASK_LOCK_RELEASED)
 
-    def test_a_job_store(self, holding: MakeReplica, blocking: Blocking) -> None:
+    def test_a_job_store(
+        self, make_replica: MakeReplica, hold: Callable[..., None], job: Job, blocking: Blocking
+    ) -> None:
         class SlowStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
             def get_all_jobs(self) -> list[Any]:
+                if not job.begun.is_set():
+                    raise ValueError("not yet")  # so that the next look asks again
                 blocking.once_in_each_thread()
                 return list(super().get_all_jobs())
 
-        replica = holding(poll_interval=0.2)  # each look asks for all jobs
+        replica = make_replica(start=False, lease=600, timings=RENEWS_OFTEN, poll_interval=0.2)
         replica.scheduler.add_jobstore(SlowStore(), "slow")
+        replica.start()
+        hold(replica)
         blocking.check()
 
     def test_a_module_that_takes_long_to_import(
