@@ -57,6 +57,7 @@ class RunAttempt:
     :param claim_id: the claim's id
     :param notifier: reports the run's events
     :ivar run_time: the run time. When a takeover is granted, it becomes the dead run's run time.
+    :ivar held: the lock of the claim; ``None`` if the claim was not granted
     :ivar running: whether the job runs under its lock now
     :ivar refusal: why a scheduled run time was refused
     :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
@@ -85,7 +86,7 @@ class RunAttempt:
         self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
         self._asked: AnyRequest | None = None
-        self._held: HeldLock | None = None
+        self.held: HeldLock | None = None
         # Makes sure that only one thread releases the claim: the worker's thread, or the thread of
         # a shutdown that cuts the run.
         self._release_lock = threading.Lock()
@@ -122,7 +123,7 @@ class RunAttempt:
             return self._runs_despite is not None
         self._telemetry.claimed(wanted_at, claimed)
         if isinstance(claimed, HeldLock):
-            self._held = claimed
+            self.held = claimed
             self._note_run_time(claimed)
             return True
         if claimed is not None:
@@ -134,8 +135,8 @@ class RunAttempt:
 
         Called in the worker, right before the job.
         """
-        if self._held is not None:
-            self._reports.granted(self._held)
+        if self.held is not None:
+            self._reports.granted(self.held)
         elif self._runs_despite is not None:
             self._reports.failed(self._runs_despite, runs=True)
 
@@ -178,15 +179,15 @@ class RunAttempt:
 
     def begin_hand_over_late(self) -> ReleaseTicket | None:
         """Report a run that has not begun in time, and begin to hand over its window."""
-        assert self._held is not None
-        self._reports.not_begun_in_time(self._held)
+        assert self.held is not None
+        self._reports.not_begun_in_time(self.held)
         return self.begin_hand_over()
 
     def begin_hand_over_lost(self) -> ReleaseTicket | None:
         """Report a lock that was lost before its job began, and begin to hand the window over."""
-        assert self._held is not None
+        assert self.held is not None
         if not self._cut:
-            self._reports.lost(self._held, begun=False)
+            self._reports.lost(self.held, begun=False)
         return self.begin_hand_over()
 
     def begin_lease_end(self) -> ReleaseTicket | None:
@@ -196,23 +197,23 @@ class RunAttempt:
         """
         if not self._is_first_to_release():
             return None
-        assert self._held is not None
+        assert self.held is not None
         # In the application's thread, because the SDK may send the span right where it ends.
         call_application(partial(self._telemetry.ended, RunOutcome(outcome="died")))
-        return self._locks.begin_lease_end(self._held)
+        return self._locks.begin_lease_end(self.held)
 
     def report_lease_end(self, ticket: ReleaseTicket) -> None:
         """Report the death of the worker process, or that the run's lease could not be ended.
 
         :param ticket: the ticket that ends the lease. It has arrived or failed.
         """
-        assert self._held is not None
+        assert self.held is not None
         try:
             ticket.future.result()
         except TaskLockError as error:
-            self._reports.not_released(self._held, error)
+            self._reports.not_released(self.held, error)
         else:
-            self._reports.died(self._held)
+            self._reports.died(self.held)
 
     def begin_release(
         self,
@@ -248,14 +249,9 @@ class RunAttempt:
         )
 
     @property
-    def held(self) -> HeldLock | None:
-        """The lock of the claim; ``None`` if the claim was not granted."""
-        return self._held
-
-    @property
     def lost(self) -> bool:
         """Whether the lock is lost, so that another replica may run the task."""
-        return self._held is not None and not self._held.inherited and self._held.lost
+        return self.held is not None and not self.held.inherited and self.held.lost
 
     def stands(self) -> bool:
         """Return whether the job may begin. Renews the lease first if little of it is left.
@@ -280,7 +276,7 @@ class RunAttempt:
     @property
     def _aged(self) -> HeldLock | None:
         """The lock, if little of its lease is left; else ``None``."""
-        held = self._held
+        held = self.held
         if held is None or held.inherited or held.lease is None:
             return None
         return held if held.lease_left < held.lease * LEAST_OF_LEASE else None
@@ -293,20 +289,20 @@ class RunAttempt:
         # Weak, so that this object does not keep a coroutine alive whose event loop has ended. When
         # the coroutine is collected, its lock is released.
         self._asyncio_task = None if asyncio_task is None else ref(asyncio_task)
-        if self._held is not None:
-            self._held.runs_on(loop)
+        if self.held is not None:
+            self.held.runs_on(loop)
 
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Make the held lock the current lock during the block, in which the job runs."""
-        if self._held is None:
+        if self.held is None:
             yield
             return
         self.running = True
-        self._held.on_lost(partial(self._lose, self._held))
+        self.held.on_lost(partial(self._lose, self.held))
         try:
             run_time = self.run_time.timestamp()
-            with holding(self._held), self._telemetry.running(self._held, run_time):
+            with holding(self.held), self._telemetry.running(self.held, run_time):
                 yield
         finally:
             self.running = False
@@ -465,7 +461,7 @@ class RunAttempt:
             exception,
             WindowAfter.OPEN if opens else WindowAfter.KEEP,
             self._locks.settings.redact,
-            overran=self._held is not None and self._held.seconds_left == 0,
+            overran=self.held is not None and self.held.seconds_left == 0,
             tracebacks=self._locks.settings.tracebacks,
             in_worker=in_worker,
         )
@@ -474,7 +470,7 @@ class RunAttempt:
 
     def _retry_in(self, exception: BaseException | None) -> float | None:
         """Return the seconds until the job is run again; ``None``: it is not."""
-        held, options = self._held, self._submission.options
+        held, options = self.held, self._submission.options
         # A mistake in a call of the library would be the same in each attempt.
         is_failure = isinstance(exception, Exception) and not isinstance(
             exception, (TaskLockGiveUp, TaskLockOptionError)
@@ -519,40 +515,40 @@ class RunAttempt:
         The window of a run that has begun is handed over only with failover, because without
         failover no window is begun twice.
         """
-        if self._held is not None:
+        if self.held is not None:
             self._cut = True
-            self._held.cut()
+            self.held.cut()
         again = self._submission.failover or not begun
         window = WindowAfter.HAND_OVER if again else WindowAfter.KEEP
         if not begun:
             return RunOutcome(window)
         if not self.cancelled_on_loss:
             return RunOutcome(window, "cancelled", cut=True)
-        if self._held is not None and self._held.seconds_left == 0:
+        if self.held is not None and self.held.seconds_left == 0:
             return RunOutcome(window, "overran")
         return RunOutcome(window, "cancelled")
 
     def _is_first_to_release(self) -> bool:
         """Return whether a lock is held, and the caller is the first to release its claim."""
         with self._release_lock:
-            if self._release_begun or self._held is None or self._held.inherited:
+            if self._release_begun or self.held is None or self.held.inherited:
                 return False
             self._release_begun = True
         return True
 
     def _send_release(self, outcome: RunOutcome) -> ReleaseTicket:
-        assert self._held is not None
+        assert self.held is not None
         self._outcome = outcome
-        self._release = self._locks.begin_release(self._held, outcome, self._report_late)
+        self._release = self._locks.begin_release(self.held, outcome, self._report_late)
         return self._release
 
     def _report_late(self, ticket: ReleaseTicket, answer: ReleaseAnswer | None) -> None:
         """Report a release that has arrived after it was reported as failed."""
-        assert self._held is not None
+        assert self.held is not None
         assert self._outcome is not None
-        released = self._locks.made_of(self._held, ticket, answer)
+        released = self._locks.made_of(self.held, ticket, answer)
         if released is not None:
-            call_application(partial(self._reports.released, self._held, released, self._outcome))
+            call_application(partial(self._reports.released, self.held, released, self._outcome))
 
     def report_at_stop(self, seconds: float) -> None:
         """In a shutdown, report the release of a coroutine that has ended.
@@ -576,31 +572,31 @@ class RunAttempt:
 
         :param seconds: limits the wait; ``None``: the release has arrived or failed
         """
-        assert self._held is not None
+        assert self.held is not None
         try:
-            released = self._locks.released(self._held, ticket, seconds)
+            released = self._locks.released(self.held, ticket, seconds)
         except TaskLockError as error:
             self._report_failure(error)
         else:
             self._report(released)
 
     def _report_failure(self, error: TaskLockError) -> None:
-        assert self._held is not None
+        assert self.held is not None
         assert self._outcome is not None
         if self._is_first_to_report():
             self._telemetry.ended(self._outcome)
-            self._reports.not_released(self._held, error)
+            self._reports.not_released(self.held, error)
 
     def _report(self, released: Released | None) -> None:
-        assert self._held is not None
+        assert self.held is not None
         assert self._outcome is not None
         if not self._is_first_to_report():
             return
         self._telemetry.ended(self._outcome)
         if released is not None:
-            self._reports.released(self._held, released, self._outcome)
+            self._reports.released(self.held, released, self._outcome)
         elif not self._cut:
-            self._reports.lost(self._held)
+            self._reports.lost(self.held)
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:
