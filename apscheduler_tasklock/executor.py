@@ -578,10 +578,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._presence.close((), shutdown.last_at)
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.
-        cut = [(run, ticket) for run in runs if (ticket := run.begin_cut()) is not None]
+        cut = [(run, release) for run in runs if (release := run.begin_cut()) is not None]
         self.locks.wait_for_claims(shutdown.seconds_left)
-        for run, ticket in cut:
-            run.report_release(ticket, shutdown.seconds_left)
+        for run, release in cut:
+            run.report_release(release, shutdown.seconds_left)
         for run in runs:
             if run.is_being_released:
                 run.report_at_stop(shutdown.seconds_left)

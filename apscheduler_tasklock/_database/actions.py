@@ -6,19 +6,29 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, TypeVar
 
-from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
+from apscheduler_tasklock._database.awaited_request import AwaitedRequest
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import is_rolled_back
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 Answer = TypeVar("Answer")
 
 
-class _ActionRequest(Request[Answer]):
-    """The request of an action, which always has statements of its own."""
+class ActionRequest(AwaitedRequest[Answer, Answer]):
+    """The request of an operator's action, which always has statements of its own.
 
-    def __init__(self, function: Callable[[Any, bool], Answer]) -> None:
+    The action is sent once. If it is not known whether it was done, it is sent again for some time,
+    until an answer says what has become of it.
+
+    :param function: sends the action's statements. It gets a cursor, and whether the action may
+        have been done before.
+    :param times: as in :class:`Request`
+    """
+
+    def __init__(
+        self, function: Callable[[Any, bool], Answer], deadline: Deadline, **times: float
+    ) -> None:
+        super().__init__(deadline, **times)
         self._function = function
 
     def send(self, cursor: Any) -> Answer:
@@ -32,34 +42,15 @@ class _ActionRequest(Request[Answer]):
         )
         self.in_doubt = self.in_doubt or not (is_answer or is_rolled_back(error))
 
-
-class ActionTicket(AwaitedTicket[Answer, Answer]):
-    """The ticket of an operator's action.
-
-    The action is sent once. If it is not known whether it was done, it is sent again for some time,
-    until an answer says what has become of it.
-
-    :param function: sends the action's statements. It gets a cursor, and whether the action may
-        have been done before.
-    :param times: as in :class:`Ticket`
-    """
-
-    def __init__(
-        self, function: Callable[[Any, bool], Answer], deadline: Deadline, **times: float
-    ) -> None:
-        request: Request[Answer] = _ActionRequest(function)
-        super().__init__(request, deadline, Outcome.result, None, **times)
-
     @property
-    def in_doubt(self) -> bool:
+    def may_be_done(self) -> bool:
         """Whether the action may have been done, although no answer says so."""
-        is_on_its_way = self.future.cancelled() and self.sent_at > -inf
-        return self.request.in_doubt or is_on_its_way
+        return self.in_doubt or (self.future.cancelled() and self.sent_at > -inf)
 
     @property
     def tried_until(self) -> float:
         """Until when the action is sent again after a failure, on the monotonic clock."""
-        return self._tried_until if self.request.in_doubt else -inf
+        return self._tried_until if self.in_doubt else -inf
 
     @tried_until.setter
     def tried_until(self, moment: float) -> None:

@@ -6,7 +6,7 @@ pooler gives the listening session to other clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -15,7 +15,6 @@ import psycopg
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.outage import as_unavailable
-from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
@@ -65,7 +64,7 @@ class Listening:
         self._timings = timings
         self._is_wanted = True
         self._has_begun = False
-        self._is_asked = False  # whether a ticket that begins to listen is under way
+        self._is_asked = False  # whether a request that begins to listen is under way
 
     @property
     def is_wanted(self) -> bool:
@@ -76,16 +75,18 @@ class Listening:
         """Do not begin to listen again. Does not wait."""
         self._is_wanted = False
 
-    def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return a ticket that begins to listen; ``None``: no ticket is needed.
+    def request(self, now: float) -> Request[Any] | None:
+        """Return a request that begins to listen; ``None``: no request is needed.
 
-        Each ticket except the first opens a connection in place of a broken one, and is sent after
+        Each request except the first opens a connection in place of a broken one, and is sent after
         a pause with jitter. Without jitter, all replicas would connect at the same moment if the
         server has ended all connections at the same moment.
         """
         if self._session.listens or self._is_asked or not self.is_wanted:
             return None
-        asked = _ListenTicket(self, self._session, self._channel, self._closing, self._timings, now)
+        asked = _ListenRequest(
+            self, self._session, self._channel, self._closing, self._timings, now
+        )
         if self._has_begun:
             asked.not_before = now + jittered(self._timings.listen_again)
         self._has_begun = self._is_asked = True
@@ -115,16 +116,28 @@ class Listening:
         self._rejections.begin(NOTIFICATIONS, error)
 
 
-class _Listen(Request[bool]):
-    """The request that begins to listen.
+class _ListenRequest(Request[bool]):
+    """The request that begins to listen. It is sent again until it has succeeded.
 
     :param session: the session whose connection listens
     :param channel: the channel
     """
 
-    def __init__(self, session: Session, channel: str) -> None:
+    def __init__(
+        self,
+        listening: Listening,
+        session: Session,
+        channel: str,
+        closing: Closing,
+        timings: Timings,
+        now: float,
+    ) -> None:
+        super().__init__(Deadline(closing), came=now, tried_until=inf)
+        self._listening = listening
         self._session = session
         self._channel = channel
+        again = timings.listen_again
+        self.rejected_backoff = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]
 
     def send(self, cursor: Any) -> bool:
         """Listen, and return ``True``; ``False`` if the connection cannot listen."""
@@ -137,29 +150,6 @@ class _Listen(Request[bool]):
                 "changes of jobs on other replicas are found by polling, not at once, because "
                 f"listening for them failed: {one_line(error)}"
             ) from error
-
-
-class _ListenTicket(Ticket[bool]):
-    """The ticket that begins to listen. It is sent again until it has succeeded."""
-
-    def __init__(
-        self,
-        listening: Listening,
-        session: Session,
-        channel: str,
-        closing: Closing,
-        timings: Timings,
-        now: float,
-    ) -> None:
-        super().__init__(_Listen(session, channel), Deadline(closing), came=now, tried_until=inf)
-        self._listening = listening
-        again = timings.listen_again
-        self._pauses = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]
-
-    @property
-    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # fixed in the base
-        """The pauses after which a rejected ticket is sent again, in seconds."""
-        return self._pauses
 
     @property
     def is_unwanted(self) -> bool:

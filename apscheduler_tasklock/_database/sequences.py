@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock.errors import TaskLockError
 
@@ -19,8 +18,8 @@ Statement: TypeAlias = Callable[[Any], Any]
 Statements: TypeAlias = Generator[Statement, Any, Result]
 
 
-class SequenceTicket(Ticket[Any]):
-    """A ticket for one statement of a sequence. It is sent once.
+class SequenceRequest(Call[Any]):
+    """A request for one statement of a sequence. It is sent once.
 
     :param report: called in the replica's thread with the outcome. Must not wait.
     """
@@ -32,14 +31,13 @@ class SequenceTicket(Ticket[Any]):
         report: Callable[[Outcome[Any]], object],
         **times: float,
     ) -> None:
-        super().__init__(Call(statement), deadline, **times)
-        self._deadline = deadline
+        super().__init__(statement, deadline, **times)
         self._report = report
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the client that sends the ticket has stopped claiming."""
-        return self._deadline.stopped
+        """Whether the client that sends the request has stopped claiming."""
+        return self.deadline.stopped
 
     def finish(self, outcome: Outcome[Any]) -> None:
         """Report the outcome."""

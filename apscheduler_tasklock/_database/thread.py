@@ -1,4 +1,4 @@
-"""The replica's thread: it owns the connection, sends all tickets, and steps the queues of runs.
+"""The replica's thread: it owns the connection, sends all requests, and steps the queues of runs.
 
 The thread never waits for one thing alone. While it waits for an answer, or for a new connection,
 it takes messages and steps the queues. Only statements have to wait for each other.
@@ -22,14 +22,14 @@ from weakref import WeakSet
 import psycopg
 
 from apscheduler_tasklock._application import flush_application, keep_application_out
-from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket, wake_loops
+from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.inbox import Inbox
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.outbox import Outbox, Ticket, ToSend
+from apscheduler_tasklock._database.outbox import Outbox, ToSend
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.session import Session
@@ -51,13 +51,13 @@ Result = TypeVar("Result")
 
 logger = logger_of(__name__)
 
-# A message to the thread: a ticket, a function to call, or a queue of runs and a message to it.
-_Message: TypeAlias = "Ticket[Any] | Callable[[], object] | tuple[Stepped, Any]"
+# A message to the thread: a request, a function to call, or a queue of runs and a message to it.
+_Message: TypeAlias = "Request[Any] | Callable[[], object] | tuple[Stepped, Any]"
 
 NAME = "tasklock"
 # Limits how often the thread fails: the pause after a failure, in seconds.
 PAUSE_AFTER_FAILURE = 0.1
-# Limits the seconds that the thread sleeps while tickets wait, because their deadlines may have
+# Limits the seconds that the thread sleeps while requests wait, because their deadlines may have
 # changed meanwhile.
 LONGEST_WAIT = 0.5
 # The thread counts as stuck if one turn of its loop, or the wait of due work, lasts longer than so
@@ -74,7 +74,7 @@ WORKER = "works"
 
 
 class Renewing(Protocol):
-    """The renewals, whose tickets are sent before all other tickets."""
+    """The renewals, whose requests are sent before all other requests."""
 
     @property
     def due_at(self) -> float:
@@ -84,8 +84,8 @@ class Renewing(Protocol):
     def urgent_at(self) -> float:
         """When a renewal has to be sent at the latest; ``inf``: never."""
 
-    def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return the ticket of the due renewals; ``None``: no renewal has to be sent."""
+    def request(self, now: float) -> Request[Any] | None:
+        """Return the request of the due renewals; ``None``: no renewal has to be sent."""
 
 
 class Recurring(Protocol):
@@ -121,7 +121,7 @@ class Stepped(Protocol):
 
 
 class ReplicaThread:
-    """The replica's thread, which sends all tickets and steps queues. A message starts it.
+    """The replica's thread, which sends all requests and steps queues. A message starts it.
 
     The thread never runs the application's code. Opening a connection may run the application's
     code, so each connection is opened in another thread.
@@ -131,7 +131,7 @@ class ReplicaThread:
     :param explain: returns the error to raise for an error of psycopg that another attempt would
         not overcome
     :param closing: says whether claiming is stopped
-    :param renewing: the renewals, which go before all other tickets
+    :param renewing: the renewals, which go before all other requests
     :param turn: limits the wait of a request for its turn, in seconds, unless the request has a
         limit of its own
     :param timings: the waits of the replica
@@ -154,16 +154,16 @@ class ReplicaThread:
         self._explain = explain
         self._closing = closing
         self._renewing: Renewing = renewing or _Nothing()
-        self._side = Outbox(jittered)
+        self._outbox = Outbox(jittered)
         self._inbox: Inbox[_Message] = Inbox()
         # What is stepped: each has a message, or is due at some time.
         self._stepped: dict[Stepped, None] = {}
         self._steps_at = inf  # when the first of them is due, on the monotonic clock
         # When a renewal or recurring work is due, as of the last look; `-inf`: look again.
         self._own_at = -inf
-        self._came: list[Ticket[Any]] = []
-        self._batch: list[Ticket[Any]] = []  # the tickets that are being sent
-        self._answered: list[tuple[Ticket[Any], Outcome[Any]]] = []
+        self._came: list[Request[Any]] = []
+        self._batch: list[Request[Any]] = []  # the requests that are being sent
+        self._answered: list[tuple[Request[Any], Outcome[Any]]] = []
         # Reentrant, because the garbage collector may close a coroutine at any line, and the
         # coroutine then sends a release.
         self._starting = threading.RLock()
@@ -179,18 +179,18 @@ class ReplicaThread:
         self._probed_at = -inf  # when a probe was sent last, on the monotonic clock
         self._turn_began = inf  # on the monotonic clock; `inf`: the thread waits for a message
         self._pid = os.getpid()
-        # The events of waiting callers, each with what says for which tickets the caller waits;
+        # The events of waiting callers, each with what says for which requests the caller waits;
         # None: for all.
-        self._drained: list[tuple[threading.Event, Callable[[Ticket[Any]], bool] | None]] = []
+        self._drained: list[tuple[threading.Event, Callable[[Request[Any]], bool] | None]] = []
         self._listening: Listening | None = None
         self._recurring: list[Recurring] = []
         _all.add(self)
 
     @property
     def waiting(self) -> int:
-        """How many tickets wait to be sent for the first time."""
+        """How many requests wait to be sent for the first time."""
         came = self._inbox.qsize() + len(self._came)
-        return came + sum(each.error is None for each in list(self._side.waiting))
+        return came + sum(each.error is None for each in list(self._outbox.waiting))
 
     @property
     def has_thread(self) -> bool:
@@ -215,7 +215,7 @@ class ReplicaThread:
         """
         since = self._turn_began
         if not self.has_thread:
-            due = [ticket.not_before for ticket in list(self._side.waiting)]
+            due = [request.not_before for request in list(self._outbox.waiting)]
             since = min([since, self._own_due_at, self._steps_at, *due])
         return time.monotonic() < since + STUCK * self._session.limit
 
@@ -230,45 +230,48 @@ class ReplicaThread:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no thread runs, and no message or ticket waits."""
-        return not (self.has_thread or self._inbox.qsize() or self._side.waiting)
+        """Whether no thread runs, and no message or request waits."""
+        return not (self.has_thread or self._inbox.qsize() or self._outbox.waiting)
 
     def ask(
         self,
-        request: Request[Answer],
+        statement: Callable[[Any], Answer],
         deadline: Deadline,
         *,
         turn_within: float | None = None,
         tried_for: float | None = None,
         answer_within: float = inf,
+        goes_first: bool = False,
     ) -> Answer:
-        """Send a request, and wait for its answer.
+        """Send a statement, and wait for its answer.
 
+        :param statement: called with a cursor in autocommit mode, and returns the answer
         :param deadline: when the waits end
-        :param turn_within: limits the wait for the request's turn on the connection, in seconds; by
-            default the thread's limit
-        :param tried_for: seconds for which the request is sent again while the database is
+        :param turn_within: limits the wait for the statement's turn on the connection, in seconds;
+            by default the thread's limit
+        :param tried_for: seconds for which the statement is sent again while the database is
             unavailable
         :param answer_within: limits the wait for the answer, in seconds; by default the session's
             limit
-        :raises NotSentError: the request's turn did not come in time; nothing was sent
+        :param goes_first: as in :class:`Request`
+        :raises NotSentError: the statement's turn did not come in time; nothing was sent
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: the database rejects the request; the message names the remedy
+        :raises TaskLockError: the database rejects the statement; the message names the remedy
         """
         now = time.monotonic()
-        asked: AwaitedTicket[Answer, Answer] = AwaitedTicket(
-            request,
+        asked = AwaitedCall(
+            statement,
             deadline,
-            Outcome.result,
             came=now,
             turn_until=now + (turn_within or self._turn_limit),
             tried_until=now + (-1.0 if tried_for is None else tried_for),
             answer_within=answer_within,
         )
+        asked.goes_first = goes_first
         return self.get(asked)
 
-    def get(self, asked: AwaitedTicket[Any, Result]) -> Result:
-        """Send a ticket, and wait for its result, in the caller's thread.
+    def get(self, asked: AwaitedRequest[Any, Result]) -> Result:
+        """Send a request, and wait for its result, in the caller's thread.
 
         :raises TaskLockError: the request failed
         """
@@ -279,14 +282,14 @@ class ReplicaThread:
             asked.withdraw()
             raise
 
-    def submit(self, ticket: Ticket[Any]) -> None:
-        """Send a ticket without a wait. On an event loop, a coroutine may await its result."""
-        if isinstance(ticket, AwaitedTicket):
-            ticket.wait_on_this_loop()
-        self._put(ticket)
+    def submit(self, request: Request[Any]) -> None:
+        """Send a request without a wait. On an event loop, a coroutine may await its result."""
+        if isinstance(request, AwaitedRequest):
+            request.wait_on_this_loop()
+        self._put(request)
 
-    def result(self, asked: AwaitedTicket[Any, Result], seconds: float | None = None) -> Result:
-        """Wait for the result of a ticket, in the caller's thread.
+    def result(self, asked: AwaitedRequest[Any, Result], seconds: float | None = None) -> Result:
+        """Wait for the result of a request, in the caller's thread.
 
         :param seconds: limits the wait
         :raises TaskLockDatabaseError: no result came in that time
@@ -348,7 +351,7 @@ class ReplicaThread:
 
     def hurry_releases(self) -> None:
         """Send the waiting releases now."""
-        self.call(lambda: self._side.hurry_releases(time.monotonic()))
+        self.call(lambda: self._outbox.hurry_releases(time.monotonic()))
 
     def listen(
         self,
@@ -378,16 +381,16 @@ class ReplicaThread:
             self._listening = listening
 
     def wake(self) -> None:
-        """Wake the thread, so that it checks the waiting tickets, for example after a stop.
+        """Wake the thread, so that it checks the waiting requests, for example after a stop.
 
         May be called from a signal handler.
         """
         self._inbox.wake()
 
     def close(self, until: float) -> None:
-        """Wait until no ticket waits. The thread then ends, and closes the connection.
+        """Wait until no request waits. The thread then ends, and closes the connection.
 
-        A ticket that comes after this call is still sent, on a new connection that is then closed.
+        A request that comes after this call is still sent, on a new connection that is then closed.
 
         :param until: limits the wait, on the monotonic clock
         """
@@ -397,7 +400,7 @@ class ReplicaThread:
             self._drain(until)
 
     def end(self, until: float) -> None:
-        """Send the waiting tickets at the interpreter's end. Only failed releases are sent again.
+        """Send the waiting requests at the interpreter's end. Only failed releases are sent again.
 
         :param until: limits the wait, on the monotonic clock
         """
@@ -420,15 +423,15 @@ class ReplicaThread:
         if listening is not None:
             listening.stop()
 
-    def wait_for_tickets(self, which: Callable[[Ticket[Any]], bool], until: float) -> bool:
-        """Wait until none of certain tickets is left to send; return whether none is.
+    def wait_for_requests(self, which: Callable[[Request[Any]], bool], until: float) -> bool:
+        """Wait until none of certain requests is left to send; return whether none is.
 
-        :param which: returns whether to wait for a ticket
+        :param which: returns whether to wait for a request
         :param until: limits the wait, on the monotonic clock
         """
         return self._is_idle or self._drain(until, which)
 
-    def _drain(self, until: float, which: Callable[[Ticket[Any]], bool] | None = None) -> bool:
+    def _drain(self, until: float, which: Callable[[Request[Any]], bool] | None = None) -> bool:
         if sys.is_finalizing():
             return False
         idle = threading.Event()
@@ -443,11 +446,11 @@ class ReplicaThread:
         if sys.is_finalizing() or self._start():
             return
         if (
-            isinstance(message, AwaitedTicket)
+            isinstance(message, AwaitedRequest)
             and message.waiter is not None
             and not message.is_release
         ):
-            # Work until the ticket has its result, because no other thread would send the ticket
+            # Work until the request has its result, because no other thread would send the request
             # again after a failure.
             self._pump(message.future.done)
         else:
@@ -485,7 +488,7 @@ class ReplicaThread:
         """Whether there is work that can be done at once."""
         now = time.monotonic()
         is_known = bool(self._answered or self._came or self._calls) or not self._inbox.is_empty()
-        return is_known or self._steps_at <= now or self._side.has_ready(now)
+        return is_known or self._steps_at <= now or self._outbox.has_ready(now)
 
     def _start(self) -> bool:
         """Start the thread, unless there is one; return whether there is one now."""
@@ -574,9 +577,9 @@ class ReplicaThread:
         answered, self._answered = self._answered, []
         stopped = self._closing.stopped or self._ending
         # If there are calls, send no batch in this turn. So a call is made after the outbox has
-        # taken all earlier tickets and answers, and before the next batch is sent.
+        # taken all earlier requests and answers, and before the next batch is sent.
         sends = not self._calls
-        step = self._side.step(time.monotonic(), came, answered, stopped=stopped, sends=sends)
+        step = self._outbox.step(time.monotonic(), came, answered, stopped=stopped, sends=sends)
         self._batch = step.batch
         if step.done or step.failed:
             self._report(step)
@@ -597,25 +600,25 @@ class ReplicaThread:
         with suppress(Exception):  # the error may come from an application's log handler
             logger.exception("The task lock's thread failed, and goes on")
         failed, self._batch = self._batch, []
-        for ticket in failed:
-            ticket.request.note_failure(error)
+        for request in failed:
+            request.note_failure(error)
         why = TaskLockError(f"the task lock's thread failed: {error!r}")
-        self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
+        self._answered += [(request, Outcome(error=why)) for request in failed]
 
     def _wait(self, wakes_at: float) -> bool:
         """Wait for a message, or until the next due time; return whether to go on."""
         if not self._inbox.is_empty() or wakes_at == -inf:
             return True
         self._turn_began = inf
-        if self._side.waiting:
+        if self._outbox.waiting:
             wakes_at = min(wakes_at, time.monotonic() + LONGEST_WAIT)
         elif self._steps_at > -inf:
             self._note_drained()
         if self._own_at == -inf:
             self._own_at = self._own_due_at
         wakes_at = min(wakes_at, self._own_at, self._steps_at)
-        # A caller that works in the thread's place is kept waiting only while a ticket waits.
-        is_over = wakes_at == inf or (self._pumps and not self._side.waiting)
+        # A caller that works in the thread's place is kept waiting only while a request waits.
+        is_over = wakes_at == inf or (self._pumps and not self._outbox.waiting)
         linger = self._linger if is_over else inf
         sockets = self._session.heard_on() if self._session.listens else ()
         if sockets is None:
@@ -625,7 +628,7 @@ class ReplicaThread:
         return wakes_at < inf or linger == inf or not self._inbox.is_empty()
 
     def _note_drained(self) -> None:
-        """Note that no ticket waits."""
+        """Note that no request waits."""
         if self._closed:
             self._close_connection()
         drained, self._drained = self._drained, []
@@ -635,7 +638,7 @@ class ReplicaThread:
     def _attend(self, sockets: Sequence[int], seconds: float, *, writes: bool = False) -> bool:
         """Wait until a socket is ready, and step the queues meanwhile; return whether one is.
 
-        Tickets wait until the statement that is under way has its answer, and so do functions to
+        Requests wait until the statement that is under way has its answer, and so do functions to
         call, since they may close the connection.
 
         :param seconds: limits the wait
@@ -651,9 +654,9 @@ class ReplicaThread:
                 return is_ready
 
     def _report_drained(self) -> None:
-        """Wake each caller that waits for certain tickets, if none of these waits."""
+        """Wake each caller that waits for certain requests, if none of these waits."""
         for event, which in list(self._drained):
-            if which is not None and not any(map(which, [*self._side.waiting, *self._batch])):
+            if which is not None and not any(map(which, [*self._outbox.waiting, *self._batch])):
                 self._drained.remove((event, which))
                 event.set()
 
@@ -674,13 +677,13 @@ class ReplicaThread:
                 if each.wakes_at == inf:
                     del self._stepped[each]
         self._steps_at = min((each.wakes_at for each in self._stepped), default=inf)
-        self._inbox.take_all(self._take)  # tickets that the queues have sent
+        self._inbox.take_all(self._take)  # requests that the queues have sent
 
     def _take_own(self) -> None:
-        """Take the tickets of renewals and listening that are due, and begin recurring work."""
+        """Take the requests of renewals and listening that are due, and begin recurring work."""
         now = time.monotonic()
         if self._own_at <= now:
-            if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
+            if self._renewing.due_at <= now and (renewal := self._renewing.request(now)):
                 self._came.append(renewal)
             self._recurring = [each for each in self._recurring if not each.is_over]
             if not (self._closed or self._ending):
@@ -690,11 +693,11 @@ class ReplicaThread:
             self._own_at = self._own_due_at
         if self._listening is not None:
             self._listening.tell()
-            if (ticket := self._listening.ticket(now)) is not None:
-                self._came.append(ticket)
+            if (request := self._listening.request(now)) is not None:
+                self._came.append(request)
 
     def _take(self, message: _Message) -> None:
-        if isinstance(message, Ticket):
+        if isinstance(message, Request):
             self._came.append(message)
             try:
                 message.taken()
@@ -709,14 +712,13 @@ class ReplicaThread:
         else:
             self._calls.append(message)
 
-    def _send(self, batch: list[Ticket[Any]]) -> list[tuple[Ticket[Any], Outcome[Any]]]:
-        """Send the tickets of a batch; return their outcomes."""
-        deadline = _latest(batch)
+    def _send(self, batch: list[Request[Any]]) -> list[tuple[Request[Any], Outcome[Any]]]:
+        """Send the requests of a batch; return their outcomes."""
+        deadline = Deadline.latest([request.deadline for request in batch])
         if batch[0].is_release:
             deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
-        requests = [ticket.request for ticket in batch]
-        longest = max(ticket.answer_within for ticket in batch)
+        longest = max(request.answer_within for request in batch)
         attempt = seconds = min(self._session.attempt, longest)
         if batch[0].by > -inf:  # the batch has no renewals, so its answer must not delay any
             urgent = self._renewing.urgent_at - begun
@@ -725,28 +727,28 @@ class ReplicaThread:
             self._prepare(batch, deadline, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
-            # The other ready tickets fail, too, because they would meet the same outage.
-            step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
+            # The other ready requests fail, too, because they would meet the same outage.
+            step = self._outbox.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
             self._report(step)
-            return [(ticket, outcome) for ticket in batch]
+            return [(request, outcome) for request in batch]
         if deadline.seconds_left <= 0:  # no time is left for an answer
             late = NotSentError("no time was left to send it")
-            return [(ticket, Outcome(error=late)) for ticket in batch]
+            return [(request, Outcome(error=late)) for request in batch]
         sent = time.monotonic()
         try:
-            answers: Sequence[Any] = self._session.run(partial(_sent, requests), deadline, seconds)
+            answers: Sequence[Any] = self._session.run(partial(_sent, batch), deadline, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             if len(batch) > 1 and isinstance(error, (psycopg.Error, UnicodeError)):
-                self._side.split(batch)
+                self._outbox.split(batch)
                 return []
-            for request in requests:
+            for request in batch:
                 request.note_failure(error.__cause__ or error)
             outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
-            return [(ticket, outcome) for ticket in batch]
+            return [(request, outcome) for request in batch]
         self._note_answers(batch, answers, time.monotonic() - sent)
-        return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
+        return [(request, _outcome(answer)) for request, answer in zip(batch, answers, strict=True)]
 
-    def _note_answers(self, batch: list[Ticket[Any]], answers: Sequence[Any], took: float) -> None:
+    def _note_answers(self, batch: list[Request[Any]], answers: Sequence[Any], took: float) -> None:
         """Note that the database has answered a batch, and whether it has confirmed a write."""
         if batch[0].by == -inf and any(answers[0].values()):
             self._outage.prove(took)  # because renewals that were written are as good as a probe
@@ -755,9 +757,9 @@ class ReplicaThread:
         now = time.monotonic()
         if self._outage.is_probed and now > self._probed_at + PROBE_INTERVAL:
             # Nobody else may have a request before which the probe is sent.
-            self._came.append(Ticket(Call(_no_statement), Deadline(self._closing), came=now))
+            self._came.append(Call(_no_statement, Deadline(self._closing), came=now))
 
-    def _prepare(self, batch: list[Ticket[Any]], deadline: Deadline, seconds: float) -> None:
+    def _prepare(self, batch: list[Request[Any]], deadline: Deadline, seconds: float) -> None:
         """Open the connection for a batch, and find out whether an outage is over.
 
         Requests that write would be in doubt in an outage, so the probe is sent before them. Of
@@ -769,7 +771,7 @@ class ReplicaThread:
         """
         self._session.open(deadline)
         is_last = batch[0].is_release and (self._closing.stopped or self._ending)
-        goes_first = is_last or all(ticket.request.goes_first for ticket in batch)
+        goes_first = is_last or all(request.goes_first for request in batch)
         if self._outage.is_probed and not goes_first:
             sent = self._probed_at = time.monotonic()
             # A stop leaves time for the releases.
@@ -792,17 +794,17 @@ class ReplicaThread:
         return Outcome(error=error)
 
     def _report(self, step: ToSend) -> None:
-        """Report the outcomes of a step to its tickets, and wake the waiting coroutines."""
-        reported: list[Ticket[Any]] = []
+        """Report the outcomes of a step to its requests, and wake the waiting coroutines."""
+        reported: list[Request[Any]] = []
         shared = len(step.failed) + len(step.done) > 1
-        for ticket, outcome in step.failed:
+        for request, outcome in step.failed:
             if isinstance(outcome.error, RowLockedError):
-                self._outage.note_locked(ticket.came)
-            _report_safely(ticket, ticket.fail, _own(outcome) if shared else outcome)
-            reported.append(ticket)
-        for ticket, outcome in step.done:
-            _report_safely(ticket, ticket.finish, _own(outcome) if shared else outcome)
-            reported.append(ticket)
+                self._outage.note_locked(request.came)
+            _report_safely(request, request.fail, _own(outcome) if shared else outcome)
+            reported.append(request)
+        for request, outcome in step.done:
+            _report_safely(request, request.finish, _own(outcome) if shared else outcome)
+            reported.append(request)
         wake_loops(reported)
 
 
@@ -811,7 +813,7 @@ class _Nothing:
 
     due_at = urgent_at = inf
 
-    def ticket(self, _now: float) -> None:
+    def request(self, _now: float) -> None:
         return None
 
 
@@ -822,23 +824,23 @@ def _no_statement(_cursor: Any) -> None:
     pass
 
 
-def _sent(requests: Sequence[Request[Any]], cursor: Any) -> Sequence[Any]:
+def _sent(batch: Sequence[Request[Any]], cursor: Any) -> Sequence[Any]:
     """Send a batch's requests, and return their answers."""
-    if len(requests) == 1:
-        return [requests[0].send(cursor)]
-    return requests[0].send_together(cursor, requests)
+    if len(batch) == 1:
+        return [batch[0].send(cursor)]
+    return batch[0].send_together(cursor, batch)
 
 
 def _report_safely(
-    ticket: Ticket[Any], report: Callable[[Outcome[Any]], object], outcome: Outcome[Any]
+    request: Request[Any], report: Callable[[Outcome[Any]], object], outcome: Outcome[Any]
 ) -> None:
-    """Report an outcome to a ticket. If that fails, log it, because other tickets are to follow."""
+    """Report an outcome to a request. If that fails, log it, because others are to follow."""
     try:
         report(outcome)
     except Exception as error:
         with suppress(Exception):  # the error may come from an application's log handler
             logger.exception("The task lock's thread failed, and goes on")
-        ticket.abandon(error)
+        request.abandon(error)
 
 
 def _is_short(error: Exception, seconds: float, attempt: float) -> bool:
@@ -847,12 +849,6 @@ def _is_short(error: Exception, seconds: float, attempt: float) -> bool:
     A missing answer is then no sign of an outage.
     """
     return seconds < attempt and isinstance(error.__cause__, NoAnswerError)
-
-
-def _latest(batch: Sequence[Ticket[Any]]) -> Deadline:
-    """Return the latest deadline of a batch's tickets."""
-    deadlines = [ticket.deadline for ticket in batch]
-    return Deadline.latest([each for each in deadlines if isinstance(each, Deadline)])
 
 
 def _outcome(answer: Any) -> Outcome[Any]:
@@ -873,7 +869,7 @@ _all: WeakSet[ReplicaThread] = WeakSet()
 
 
 def _end_all() -> None:
-    """Send the waiting tickets before the interpreter ends, and flush the log lines."""
+    """Send the waiting requests before the interpreter ends, and flush the log lines."""
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)

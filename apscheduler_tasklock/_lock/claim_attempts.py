@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
 from apscheduler_tasklock._database.encoding import unstorable
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.requests import Request
 from apscheduler_tasklock._database.sqlstates import (
     ConflictError,
     RowLockedError,
@@ -147,9 +146,13 @@ class TimedAnswer:
     sent: float
 
 
-class Attempt(Request[TimedAnswer], Generic[Wanted]):
+class Attempt(Generic[Wanted]):
     """A claim of any kind, which is sent until its answer can be used.
 
+    One attempt may live through several requests to the database, because a queue asks again.
+
+    :ivar kind: claims of one kind can be sent in one statement
+    :ivar sender: what all claims of a client share; one statement has claims of one client only
     :ivar request: the request; it gets another claim id if a grant could not be used
     :ivar in_doubt: whether the database may have granted the claim although no answer came
     :ivar wanted_at: since when the claim has been wanted, on the monotonic clock; ``None``: the
@@ -157,6 +160,12 @@ class Attempt(Request[TimedAnswer], Generic[Wanted]):
     :ivar report_closed: called in the replica's thread with the dead run that the claim has
         closed. Must not wait.
     """
+
+    kind: type[Attempt[Any]] | str
+    # Sends several claims of this kind; returns a decision or an error for each.
+    send_together: ClassVar[Callable[..., list[TimedAnswer | TaskLockError]]]
+    # Whether the claim needs a statement of its own now.
+    goes_alone = False
 
     def __init__(self, request: Wanted, context: ClaimContext) -> None:
         self.task_name = request.task_name
@@ -177,21 +186,21 @@ class Attempt(Request[TimedAnswer], Generic[Wanted]):
 
     @staticmethod
     def _all_confirmed(
-        cursor: Any, requests: Sequence[Attempt[Any]], answers: dict[UUID, ClaimAnswer]
+        cursor: Any, attempts: Sequence[Attempt[Any]], answers: dict[UUID, ClaimAnswer]
     ) -> dict[UUID, ClaimAnswer]:
         """Return the answers to claims that were sent together.
 
         A grant that is in doubt and cannot be written now has no answer.
         """
-        report_closed_runs(requests, answers)
-        doubted = [each for each in requests if each.in_doubt]
+        report_closed_runs(attempts, answers)
+        doubted = [each for each in attempts if each.in_doubt]
         if not doubted:
             return answers
-        for each in requests:
+        for each in attempts:
             # If the next statement fails, nobody gets the answer to a grant of this one.
             answer = answers.get(each.request.claim_id)
             each.in_doubt = each.in_doubt or (answer is not None and answer.granted)
-        return requests[0]._context.confirmed(cursor, doubted, answers)
+        return attempts[0]._context.confirmed(cursor, doubted, answers)
 
 
 class ClaimAttempt(Attempt[ClaimRequest]):
@@ -207,7 +216,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         self._to_undo: WindowAfter | None = None
 
     @property
-    def goes_alone(self) -> bool:
+    def goes_alone(self) -> bool:  # type: ignore[override]  # fixed in the base
         """Whether an earlier grant has to be undone first, on the same cursor."""
         return self._to_undo is not None
 
@@ -245,41 +254,41 @@ class ClaimAttempt(Attempt[ClaimRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None = None
+        cls, cursor: Any, attempts: Sequence[ClaimAttempt], most: int | None = None
     ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement. A second statement claims the tasks without a row.
 
         Each of the two statements is a transaction of its own. A claim whose task's name cannot be
         stored is not sent.
 
-        :param most: limits how many claims are granted, in the order of ``requests``; each claim
+        :param most: limits how many claims are granted, in the order of ``attempts``; each claim
             beyond the limit gets a :class:`GrantLimitError`
         """
-        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
-        stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
+        problems = [unstorable(cursor.connection, each.task_name) for each in attempts]
+        stored = [each for each, problem in zip(attempts, problems, strict=True) if not problem]
         decided = iter(cls._send_stored(cursor, stored, most) if stored else ())
         return [problem or next(decided) for problem in problems]
 
     @classmethod
     def _send_stored(
-        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None
+        cls, cursor: Any, attempts: Sequence[ClaimAttempt], most: int | None
     ) -> list[TimedAnswer | TaskLockDatabaseError]:
-        context = requests[0]._context
-        for attempt in requests:
+        context = attempts[0]._context
+        for attempt in attempts:
             attempt._undo(cursor)
-        doubted = [each for each in requests if each.in_doubt]
-        sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
+        doubted = [each for each in attempts if each.in_doubt]
+        sent, lags = time.monotonic(), [attempt._lag() for attempt in attempts]
         times = context.read_times(sent)
-        asked = [attempt.request for attempt in requests]
+        asked = [attempt.request for attempt in attempts]
         protocol = context.protocol
         answers = protocol.execute(cursor, Claims(asked, lags, times, most))
-        report_closed_runs(requests, answers)
+        report_closed_runs(attempts, answers)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
         # At least 0, because an earlier try with a higher limit may have granted more than `most`.
         left = None if most is None else max(0, most - _granted(answers))
         if doubted or (new and left != 0):
-            for attempt, answer in zip(requests, found, strict=True):
+            for attempt, answer in zip(attempts, found, strict=True):
                 # If the next statement fails, nobody gets the answers to these grants, so note that
                 # they are in doubt.
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
@@ -293,7 +302,7 @@ class ClaimAttempt(Attempt[ClaimRequest]):
         is_limited = most is not None and _granted(answers) >= most
         decided = (
             attempt._decided(answers.get(attempt.request.claim_id), sent, times, is_bound=is_bound)
-            for attempt in requests
+            for attempt in attempts
         )
         # If the limit is reached, no worker is free any more. A claim whose row is locked then
         # gets the same error as a claim beyond the limit, so that the claim is sent again only
@@ -367,16 +376,16 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[RerunClaimAttempt]
+        cls, cursor: Any, attempts: Sequence[RerunClaimAttempt]
     ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement; the answer is ``None`` if a row is gone."""
-        context, sent = requests[0]._context, time.monotonic()
+        context, sent = attempts[0]._context, time.monotonic()
         times = context.read_times(sent)
-        asked = [each.request for each in requests]
+        asked = [each.request for each in attempts]
         answers = context.protocol.execute(cursor, Reruns(asked, times))
-        answers = cls._all_confirmed(cursor, requests, answers)
+        answers = cls._all_confirmed(cursor, attempts, answers)
         context.learn(answers.values(), sent, times.latest)
-        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
+        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in attempts]
 
     def _decided(
         self, answer: ClaimAnswer | None, sent: float, times: ClaimTimes
@@ -413,29 +422,29 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[StoredClaimAttempt], most: int | None = None
+        cls, cursor: Any, attempts: Sequence[StoredClaimAttempt], most: int | None = None
     ) -> list[TimedAnswer | TaskLockError]:
         """Send several claims in one statement.
 
         A claim whose task's name cannot be stored is not sent.
 
-        :param most: limits how many claims are granted, in the order of ``requests``; each claim
+        :param most: limits how many claims are granted, in the order of ``attempts``; each claim
             beyond the limit gets a :class:`GrantLimitError`
         """
-        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
-        asked = [each.request for each, no in zip(requests, problems, strict=True) if not no]
+        problems = [unstorable(cursor.connection, each.task_name) for each in attempts]
+        asked = [each.request for each, no in zip(attempts, problems, strict=True) if not no]
         if not asked:
             return [problem for problem in problems if problem]
         most = len(asked) if most is None else most
-        context, sent = requests[0]._context, time.monotonic()
+        context, sent = attempts[0]._context, time.monotonic()
         times = context.read_times(sent)
         answers = context.protocol.execute(cursor, StoredClaims(asked, times, most))
-        answers = cls._all_confirmed(cursor, requests, answers)
+        answers = cls._all_confirmed(cursor, attempts, answers)
         context.learn(answers.values(), sent, times.latest)
         is_limited = _granted(answers) >= most
         return [
             problem or each._decided(answers.get(each.request.claim_id), sent, times, is_limited)
-            for each, problem in zip(requests, problems, strict=True)
+            for each, problem in zip(attempts, problems, strict=True)
         ]
 
     def _decided(

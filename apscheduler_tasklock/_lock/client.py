@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -18,8 +17,8 @@ from psycopg.errors import InsufficientPrivilege, InvalidSchemaName, UndefinedTa
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._application import flush_application
-from apscheduler_tasklock._database.actions import ActionTicket
-from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
+from apscheduler_tasklock._database.actions import ActionRequest
+from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import BACKOFF
@@ -29,9 +28,9 @@ from apscheduler_tasklock._database.rejections import (
     REGISTRATIONS,
     RUN_HISTORY,
 )
-from apscheduler_tasklock._database.requests import Call, Outcome, Request
+from apscheduler_tasklock._database.requests import Outcome
 from apscheduler_tasklock._database.sequences import (
-    SequenceTicket,
+    SequenceRequest,
     Statement,
     Statements,
     ask_here,
@@ -50,16 +49,15 @@ from apscheduler_tasklock._lock.claim_attempts import (
     StoredClaimAttempt,
     TimedAnswer,
 )
+from apscheduler_tasklock._lock.claims import (
+    AwaitedClaim,
+    Claimed,
+    NotNow,
+    QueueClaims,
+    Report,
+)
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
-from apscheduler_tasklock._lock.limited_claims import (
-    Claimed,
-    LimitedClaims,
-    LimitedTicket,
-    NotNow,
-    Report,
-    SingleClaimTicket,
-)
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
@@ -81,7 +79,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     SignOfLife,
     TaskRow,
 )
-from apscheduler_tasklock._lock.releases import ArrivedLate, Release, ReleaseTicket
+from apscheduler_tasklock._lock.releases import ArrivedLate, Release
 from apscheduler_tasklock._lock.replica import (
     LockSettings,
     ReleaseLimit,
@@ -228,7 +226,7 @@ class LockClient:
 
     @property
     def waiting(self) -> int:
-        """How many tickets wait to be sent for the first time."""
+        """How many requests wait to be sent for the first time."""
         return self._database.waiting
 
     @property
@@ -319,21 +317,24 @@ class LockClient:
         """
         deadline = Deadline(self._closing, time.monotonic() + seconds)
         # The last try needs time for its answer.
-        return self._ask(Call(statement), deadline, turn_within=seconds, tried_for=0.8 * seconds)
+        return self._ask(statement, deadline, turn_within=seconds, tried_for=0.8 * seconds)
 
     def _ask(
         self,
-        request: Request[Answer],
+        statement: Callable[[Any], Answer],
         deadline: Deadline,
         turn_within: float | None = None,
         tried_for: float | None = None,
+        *,
+        goes_first: bool = False,
     ) -> Answer:
         return self._database.ask(
-            request,
+            statement,
             deadline,
             turn_within=turn_within or self._turn_limit,
             tried_for=tried_for,
             answer_within=self._attempt,
+            goes_first=goes_first,
         )
 
     def listen(self, heard: Callable[[], object]) -> None:
@@ -375,42 +376,28 @@ class LockClient:
             wanted = self.attempt(wanted)
         return self._database.get(self._asked(wanted))
 
-    def begin_claim(
-        self, wanted: AnyRequest
-    ) -> AwaitedTicket[TimedAnswer, HeldLock | Refusal | None]:
+    def begin_claim(self, wanted: AnyRequest) -> AwaitedClaim:
         """Begin a claim in a coroutine, which awaits its ``result``; see :meth:`claim`.
 
         If the coroutine is cancelled, the claim is withdrawn.
         """
-        asked = self._asked(self.attempt(wanted), asyncio.get_running_loop())
+        asked = self._asked(self.attempt(wanted))
         self._database.submit(asked)
         return asked
 
-    def _asked(
-        self,
-        attempt: AnyAttempt,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> AwaitedTicket[TimedAnswer, HeldLock | Refusal | None]:
-        """Return the ticket of a claim.
-
-        :param loop: the event loop of the coroutine that waits for the claim; ``None``: a thread
-            waits
-        """
+    def _asked(self, attempt: AnyAttempt) -> AwaitedClaim:
+        """Return the request of a claim."""
         now = time.monotonic()
-        asked = AwaitedTicket(
+        return AwaitedClaim(
             attempt,
             Deadline(self._closing),
-            partial(self._conclude, attempt, now)
-            if loop is None
-            else partial(self._conclude_on, loop, attempt, now),
-            partial(self._hand_over, attempt.request),
+            self._conclude,
+            self._hand_over,
             came=now,
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
             tried_until=now + self._timeout,
         )
-        asked.follows_releases = True
-        return asked
 
     def _conclude(
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[TimedAnswer]
@@ -436,25 +423,10 @@ class LockClient:
             raise type(error)(self._timed_out(begun, str(error))) from error.__cause__
         raise error
 
-    def _conclude_on(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        attempt: AnyAttempt,
-        begun: float,
-        outcome: Outcome[TimedAnswer],
-    ) -> HeldLock | Refusal | None:
-        """Make the result of a claim for a coroutine, in the replica's thread."""
-        claimed = self._conclude(attempt, begun, outcome)
-        if isinstance(claimed, HeldLock):
-            claimed.runs_on(loop)
-        return claimed
-
     def begin_claims(
         self, attempts: Sequence[AnyAttempt], most: int | None, report: Report
     ) -> None:
         """Begin claims, of which a limited number is granted. Does not wait.
-
-        A lone claim has a cheaper statement of its own, except that of a stored job.
 
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
         claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
@@ -462,37 +434,17 @@ class LockClient:
         :attr:`NotNow.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
-            task, and all of one kind; takeovers, retries and manual runs alone. An attempt whose
-            result is a :class:`NotNow` has to be passed to this method again, or to
-            :meth:`withdraw`.
-        :param most: limits how many claims are granted; ``None``: no limit
+            task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
+            to this method again, or to :meth:`withdraw`.
+        :param most: limits how many claims are granted; ``None``: no limit, as always for
+            takeovers, retries and manual runs
         :param report: called in the replica's thread with the result of each claim. It has to make
             sure that granted locks are released.
         """
-        wanted_at = min(map(self._want, attempts))
-        if len(attempts) == 1 and not isinstance(attempts[0], StoredClaimAttempt):
-            self._begin(SingleClaimTicket, attempts[0], wanted_at, report)
-        else:
-            claims = LimitedClaims(attempts, most)  # type: ignore[arg-type]  # of one kind
-            self._begin(LimitedTicket, claims, wanted_at, report)
-
-    @staticmethod
-    def _want(attempt: AnyAttempt) -> float:
-        """Return since when a claim has been wanted; since now, if it was not wanted before."""
-        if attempt.wanted_at is None:
-            attempt.wanted_at = time.monotonic()
-        return attempt.wanted_at
-
-    def _begin(
-        self,
-        kind: type[LimitedTicket] | type[SingleClaimTicket],
-        claims: Any,
-        wanted_at: float,
-        report: Report,
-    ) -> None:
-        now = time.monotonic()
-        ticket = kind(
-            claims,
+        wanted_at, now = min(map(self._want, attempts)), time.monotonic()
+        claims = QueueClaims(
+            attempts,
+            most,
             Deadline(self._closing),
             self._conclude_queued,
             report,
@@ -502,8 +454,15 @@ class LockClient:
             tried_until=min(wanted_at + self._timeout, now + LONGEST_ASK),
         )
         if self.outage.reason is not None:
-            ticket.failures = len(BACKOFF)  # so that each ask begins with the longest pause
-        self._database.submit(ticket)
+            claims.failures = len(BACKOFF)  # so that each ask begins with the longest pause
+        self._database.submit(claims)
+
+    @staticmethod
+    def _want(attempt: AnyAttempt) -> float:
+        """Return since when a claim has been wanted; since now, if it was not wanted before."""
+        if attempt.wanted_at is None:
+            attempt.wanted_at = time.monotonic()
+        return attempt.wanted_at
 
     def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
         """Make the result of a queue's claim from its outcome, in the replica's thread."""
@@ -550,7 +509,7 @@ class LockClient:
         # Send the release again until no earlier try of the claim can be granted any more: until
         # the claim's `not_after` and the longest wait for an answer have passed.
         until = time.monotonic() + self.longest_doubt
-        self._database.submit(self._ticket_of(in_doubt, until, stays_until=until))
+        self._database.submit(self._release_of(in_doubt, until, stays_until=until))
 
     def _claimed(self, request: AnyRequest, decision: TimedAnswer) -> HeldLock | Refusal | None:
         answer, sent = decision.answer, decision.sent
@@ -610,84 +569,79 @@ class LockClient:
 
     def begin_release(
         self, held: HeldLock, end: RunOutcome = NOT_BEGUN, arrived_late: ArrivedLate | None = None
-    ) -> ReleaseTicket:
+    ) -> Release:
         """Begin the release of a claim; see :meth:`released`. Never waits, not even for a lock.
 
-        :param arrived_late: called in the replica's thread with the ticket and the answer if the
+        :param arrived_late: called in the replica's thread with the release and the answer if the
             release has arrived after its future had got an error. Must not wait.
         """
-        ticket = self._release_ticket(held, _release_of(held, end))
-        ticket.arrived_late = arrived_late
-        self._database.submit(ticket)
-        return ticket
+        release = self._release_held(held, _message_of(held, end))
+        release.arrived_late = arrived_late
+        self._database.submit(release)
+        return release
 
     def released(
-        self, held: HeldLock, ticket: ReleaseTicket, seconds: float | None = None
+        self, held: HeldLock, release: Release, seconds: float | None = None
     ) -> Released | None:
         """Wait for the answer of a release that was begun; see :meth:`release`.
 
         :param seconds: limits the wait; ``None``: no limit
         """
-        return self.made_of(held, ticket, self._database.result(ticket, seconds))
+        return self.made_of(held, release, self._database.result(release, seconds))
 
-    async def released_async(self, held: HeldLock, ticket: ReleaseTicket) -> Released | None:
+    async def released_async(self, held: HeldLock, release: Release) -> Released | None:
         """Do the same as :meth:`released` in a coroutine.
 
         If the coroutine is cancelled, the release is still sent.
         """
-        return self.made_of(held, ticket, await ticket.result())
+        return self.made_of(held, release, await release.result())
 
     def made_of(
-        self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
+        self, held: HeldLock, release: Release, answer: ReleaseAnswer | None
     ) -> Released | None:
         """Make the result of a release from its answer."""
-        if answer is None and ticket.release.in_doubt and held.lease_left > 0:
+        if answer is None and release.in_doubt and held.lease_left > 0:
             # An earlier try has released the claim, and another claim was granted since then.
-            return Released(took=ticket.took)
-        if answer is None or (answer.is_late and not ticket.release.in_doubt):
+            return Released(took=release.took)
+        if answer is None or (answer.is_late and not release.in_doubt):
             return None
-        return Released(answer.locked_until, answer.retry_at, ticket.took)
+        return Released(answer.locked_until, answer.retry_at, release.took)
 
-    def _release_ticket(self, held: HeldLock, request: ReleaseRequest | EndLease) -> ReleaseTicket:
+    def _release_held(self, held: HeldLock, message: ReleaseRequest | EndLease) -> Release:
         self._released_at, ended_at = time.monotonic(), held.database_time()
         _, began_at = self._running.pop(held.claim_id, (held, ended_at))
         held.end()
         # The release is tried until the database answers. After the end of the lease, the release
         # still finishes the run, unless another replica has taken the run over.
-        ticket = self._ticket_of(
-            request, time.monotonic() + held.seconds_left, partial(self._heartbeat.remove, held)
+        release = self._release_of(
+            message, time.monotonic() + held.seconds_left, partial(self._heartbeat.remove, held)
         )
-        ticket.took = max(0.0, (ended_at - began_at).total_seconds())
-        return ticket
+        release.took = max(0.0, (ended_at - began_at).total_seconds())
+        return release
 
-    def _ticket_of(
+    def _release_of(
         self,
-        request: ReleaseRequest | EndLease,
+        message: ReleaseRequest | EndLease,
         run_until: float,
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
-    ) -> ReleaseTicket:
+    ) -> Release:
         own, of_replica = self.release_limit, self.replica.release_limit
 
         def over_at() -> float:
             return min(own.over_at, of_replica.over_at)
 
-        return ReleaseTicket(
-            Release(self._protocol, request),
+        return Release(
+            self._protocol,
+            message,
             Deadline(None, over_at),
             run_until,
             self._timings,
-            lambda: over_at() < inf,
-            self._suspecting,
+            self.rejections,
             on_taken,
             stays_until=stays_until,
             answer_within=self._attempt,
         )
-
-    def _suspecting(self, outcome: Outcome[ReleaseAnswer | None]) -> ReleaseAnswer | None:
-        if isinstance(outcome.error, TaskLockSchemaError):
-            self.rejections.suspect()
-        return outcome.result()
 
     def abandon(self, held: HeldLock) -> None:
         """Stop renewing a claim, and never release it, as if its process were killed."""
@@ -795,21 +749,22 @@ class LockClient:
         deadline = Deadline(None, now + self._attempt)
         resign = self.carrying_out(Resign(row, leader_id))
         until = now + self._attempt
-        self._database.submit(SequenceTicket(resign, deadline, _ignore, came=now, turn_until=until))
+        self._database.submit(
+            SequenceRequest(resign, deadline, _ignore, came=now, turn_until=until)
+        )
 
-    def begin_move_on(self, move: JobMove) -> AwaitedTicket[set[str], set[str]]:
+    def begin_move_on(self, move: JobMove) -> AwaitedCall[set[str]]:
         """Begin to move a stored job on, because its run time was missed. Does not wait."""
         asked = self._asked_once(partial(self.jobs.move_on, moves=[move]))
         self._database.submit(asked)
         return asked
 
-    def _asked_once(self, statement: Callable[[Any], Answer]) -> AwaitedTicket[Answer, Answer]:
-        """Return the ticket of a statement that is sent once."""
+    def _asked_once(self, statement: Callable[[Any], Answer]) -> AwaitedCall[Answer]:
+        """Return the request of a statement that is sent once."""
         now = time.monotonic()
-        return AwaitedTicket(
-            Call(statement),
+        return AwaitedCall(
+            statement,
             Deadline(self._closing),
-            Outcome.result,
             came=now,
             turn_until=now + self._turn_limit,
             answer_within=self._attempt,
@@ -820,15 +775,15 @@ class LockClient:
         """The seconds after which a claim without an answer cannot be granted any more."""
         return self._timeout + self._attempt
 
-    def begin_lease_end(self, held: HeldLock) -> ReleaseTicket:
+    def begin_lease_end(self, held: HeldLock) -> Release:
         """Begin to end the lease of a claim whose run is known to be dead. Does not wait.
 
         If the task has failover, another replica can then take the run over.
         """
         end = EndLease(held.name, held.claim_id, [self.replica_id])
-        ticket = self._release_ticket(held, end)
-        self._database.submit(ticket)
-        return ticket
+        release = self._release_held(held, end)
+        self._database.submit(release)
+        return release
 
     def command_line(self, command: str, *options: str, task: str) -> str:
         """Return the command line of an operator's command for a task."""
@@ -901,8 +856,8 @@ class LockClient:
         if self._listens:
             self._database.stop_listening()
         mine = self._protocol
-        self._database.wait_for_tickets(
-            lambda ticket: ticket.is_release and ticket.request.sender is mine, abandon_at
+        self._database.wait_for_requests(
+            lambda request: request.is_release and request.sender is mine, abandon_at
         )
 
     def wait_for_claims(self, seconds: float) -> bool:
@@ -911,8 +866,8 @@ class LockClient:
         :param seconds: limits the wait
         """
         mine = self._context
-        return self._database.wait_for_tickets(
-            lambda ticket: ticket.follows_releases and ticket.request.sender is mine,
+        return self._database.wait_for_requests(
+            lambda request: request.follows_releases and request.sender is mine,
             time.monotonic() + seconds,
         )
 
@@ -935,8 +890,8 @@ class LockClient:
         """
         if time.monotonic() > until - CANCEL_LIMIT:
             raise TaskLockDatabaseError("no time was left to send the statement")
-        request = Call(self._explaining(statement), goes_first=goes_first)
-        return self._ask(request, Deadline(self._closing, until))
+        explaining = self._explaining(statement)
+        return self._ask(explaining, Deadline(self._closing, until), goes_first=goes_first)
 
     def act(self, action: Callable[..., Answer], whether: str) -> Answer:
         """Carry out an operator's action. After a doubt, send it again for ``claim_timeout``.
@@ -948,7 +903,7 @@ class LockClient:
         :raises TaskLockError: nothing was done; the message says why
         """
         now = time.monotonic()
-        ticket = ActionTicket(
+        request = ActionRequest(
             lambda cursor, in_doubt: self._explaining(partial(action, in_doubt=in_doubt))(cursor),
             Deadline(self._closing),
             came=now,
@@ -957,11 +912,11 @@ class LockClient:
             tried_until=now + self._timeout,
         )
         try:
-            return self._database.get(ticket)
+            return self._database.get(request)
         except (TaskLockStateError, TaskLockNotFoundError):
             raise  # the answer of an action that was sent again, too
         except TaskLockError as error:
-            if not ticket.in_doubt:
+            if not request.may_be_done:
                 raise
             why = f"it is not known whether {whether}: {error}"
             raise TaskLockUnknownError(why) from (error.__cause__ or error)
@@ -1011,11 +966,11 @@ class LockClient:
                 if statement is None:
                     done()
             if statement is not None:
-                self._database.submit(ticket_of(statement))
+                self._database.submit(request_of(statement))
 
-        def ticket_of(statement: Statement) -> SequenceTicket:
+        def request_of(statement: Statement) -> SequenceRequest:
             now = time.monotonic()
-            return SequenceTicket(
+            return SequenceRequest(
                 self._explaining(statement),
                 Deadline(self._closing),
                 lambda outcome: call(partial(proceed, outcome)),
@@ -1055,9 +1010,7 @@ class LockClient:
         # The deadline does not depend on `Closing`, so that jobs can extend their locks also after
         # claiming was stopped.
         deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
-        times = self._ask(
-            Call(extend), deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT
-        )
+        times = self._ask(extend, deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT)
         if times is not None:
             note_times(held, times, sent)
         return times is not None
@@ -1078,7 +1031,7 @@ class LockClient:
         except TaskLockError as error:
             return _not_renewed(held, error)
 
-    def _renewal_of(self, held: HeldLock) -> AwaitedTicket[bool, bool]:
+    def _renewal_of(self, held: HeldLock) -> AwaitedCall[bool]:
         return self._asked_once(
             lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
         )
@@ -1094,7 +1047,7 @@ def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
     return False
 
 
-def _release_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
+def _message_of(held: HeldLock, end: RunOutcome) -> ReleaseRequest:
     # The release may arrive long after the run's end, so it says when the run ended. Otherwise run
     # times that became due in between would seem to have become due during the run.
     ended = time.monotonic()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
-from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
-from apscheduler_tasklock._database.requests import Call, Outcome
+from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
@@ -130,8 +128,8 @@ class Heartbeat:
             if lease.held.lease is None and lease.held.claim_id in own:
                 self.remove(lease.held)
 
-    def ticket(self, now: float) -> Ticket[Any] | None:
-        """Return the ticket of the due renewals; ``None``: no renewal is to be sent.
+    def request(self, now: float) -> Request[Any] | None:
+        """Return the request of the due renewals; ``None``: no renewal is to be sent.
 
         Lost and abandoned locks are removed and reported.
         """
@@ -154,7 +152,7 @@ class Heartbeat:
             return None
         until = self._until(standing, now)
         self._sent_until = until + LOST_AFTER
-        return _RenewalTicket(self, standing, now, until)
+        return _RenewalRequest(self, standing, now, until)
 
     def _until(self, leases: Sequence[_Lease], now: float) -> float:
         shortest = min(lease.held.lease or UNLEASED_RENEWAL for lease in leases)
@@ -228,22 +226,24 @@ class Heartbeat:
         return now + max(0.0, min(interval, left))
 
 
-class _RenewalTicket(Ticket["dict[UUID, bool]"]):
-    """The ticket of renewals, which is sent before all other tickets."""
+class _RenewalRequest(Request["dict[UUID, bool]"]):
+    """The request of renewals, which is sent before all other requests."""
+
+    goes_first = True
 
     def __init__(
         self, heartbeat: Heartbeat, leases: Sequence[_Lease], now: float, until: float
     ) -> None:
-        super().__init__(
-            # The deadline does not depend on `Closing`, so that runs are renewed also after
-            # claiming was stopped.
-            Call(partial(heartbeat.send, leases), goes_first=True),
-            Deadline(None, until),
-            came=now,
-        )
+        # The deadline does not depend on `Closing`, so that runs are renewed also after claiming
+        # was stopped.
+        super().__init__(Deadline(None, until), came=now)
         self.by = -inf
         self._heartbeat = heartbeat
         self._leases = leases
+
+    def send(self, cursor: Any) -> dict[UUID, bool]:
+        """Renew the claims."""
+        return self._heartbeat.send(self._leases, cursor)
 
     def finish(self, outcome: Outcome[dict[UUID, bool]]) -> None:
         """Note the outcome."""

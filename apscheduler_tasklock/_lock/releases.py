@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, TypeAlias
 
-from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
+from apscheduler_tasklock._database.awaited_request import AwaitedRequest
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.rejections import Rejections
+from apscheduler_tasklock._database.requests import Outcome
 from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked_error
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -20,7 +21,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Releases,
 )
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 
 logger = logger_of(__name__)
 
@@ -30,67 +31,36 @@ CLOSING_INTERVAL = 0.2
 _NOTHING_FOUND: Outcome[ReleaseAnswer | None] = Outcome(None)
 
 
-class Release(Request[ReleaseAnswer | None]):
-    """The request that releases a claim. The answer is ``None`` if the claim no longer stood.
-
-    :param request: the claim, and its run's outcome; or the end of a dead run's lease, which always
-        has a statement of its own
-    :ivar in_doubt: whether the claim may have been released although no answer came
-    """
-
-    def __init__(self, protocol: LockProtocol, request: ReleaseRequest | EndLease) -> None:
-        self.kind = Release if isinstance(request, ReleaseRequest) else None
-        self.task_name = request.task_name
-        self.request = request
-        self.sender = self._protocol = protocol
-        self.in_doubt = False
-
-    def note_failure(self, error: BaseException) -> None:
-        """Note whether the claim may have been released although the statement failed."""
-        self.in_doubt = self.in_doubt or not is_rolled_back(error)
-
-    def send(self, cursor: Any) -> ReleaseAnswer | None:
-        """Release the claim."""
-        return self._protocol.execute(cursor, self.request)
-
-    @classmethod
-    def send_together(
-        cls, cursor: Any, requests: Sequence[Release]
-    ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
-        """Release several claims in one statement."""
-        asked = [each.request for each in requests if isinstance(each.request, ReleaseRequest)]
-        answers = requests[0]._protocol.execute(cursor, Releases(asked))
-        locked = row_locked_error()
-        return [
-            (answers[each.claim_id] or locked) if each.claim_id in answers else None
-            for each in asked
-        ]
-
-
 def _nothing() -> None:
     pass
 
 
-ArrivedLate: TypeAlias = "Callable[[ReleaseTicket, ReleaseAnswer | None], object]"
+ArrivedLate: TypeAlias = "Callable[[Release, ReleaseAnswer | None], object]"
 
 
-class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"]):
-    """The ticket of a release, which is sent before the next claim of its task.
+class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
+    """A release of a claim, which is sent before the next claim of its task.
+
+    The answer is ``None`` if the claim no longer stood.
 
     The end of the maximum lock does not end the release of a run. Otherwise a run that ended well
     in an outage would count as dead for ever, and would be run again if the server's clock has gone
     back meanwhile. A locked row is no answer, because a session that waits for a synchronous
     standby may have the row locked for a whole outage.
 
+    :param message: the claim, and its run's outcome; or the end of a dead run's lease, which always
+        has a statement of its own
+    :param deadline: when the release is abandoned, which a shutdown limits
     :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
         database rejects after that time is not sent again.
-    :param is_hurried: returns whether a shutdown waits for the pending releases
-    :param on_taken: called when the replica's thread has taken the ticket
+    :param rejections: noted there: a release that failed because a table or a right is missing
+    :param on_taken: called when the replica's thread has taken the release
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
         has found no claim. The claim may have been delayed on its way, and granted after the
         release.
+    :ivar in_doubt: whether the claim may have been released although no answer came
     :ivar took: seconds from the run's grant to its end
-    :ivar arrived_late: called with this ticket and the answer if the release has arrived after the
+    :ivar arrived_late: called with this release and the answer if the release has arrived after the
         future had got an error; ``None``: nobody wants to know
     """
 
@@ -99,34 +69,61 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
 
     def __init__(
         self,
-        release: Release,
+        protocol: LockProtocol,
+        message: ReleaseRequest | EndLease,
         deadline: Deadline,
         run_until: float,
         timings: Timings,
-        is_hurried: Callable[[], bool],
-        conclude: Callable[[Outcome[ReleaseAnswer | None]], ReleaseAnswer | None] | None = None,
+        rejections: Rejections,
         on_taken: Callable[[], object] = _nothing,
         *,
         stays_until: float = -inf,
         answer_within: float = inf,
     ) -> None:
         super().__init__(
-            release,
             deadline,
-            conclude or Outcome.result,
             patience=timings.release_timeout,
             came=time.monotonic(),
             tried_until=inf,
             answer_within=answer_within,
         )
-        self.release = release
+        self.kind = Release if isinstance(message, ReleaseRequest) else None
+        self.task_name = message.task_name
+        self.sender = self._protocol = protocol
+        self.message = message
         self._run_until = run_until
         self._timings = timings
-        self._is_hurried = is_hurried
+        self._rejections = rejections
         self._on_taken = on_taken
         self._stays_until = stays_until
         self.took = 0.0
         self.arrived_late: ArrivedLate | None = None
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether the claim may have been released although the statement failed."""
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
+
+    def send(self, cursor: Any) -> ReleaseAnswer | None:
+        """Release the claim."""
+        return self._protocol.execute(cursor, self.message)
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[Release]
+    ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
+        """Release several claims in one statement."""
+        asked = [each.message for each in requests if isinstance(each.message, ReleaseRequest)]
+        answers = requests[0]._protocol.execute(cursor, Releases(asked))
+        locked = row_locked_error()
+        return [
+            (answers[each.claim_id] or locked) if each.claim_id in answers else None
+            for each in asked
+        ]
+
+    @property
+    def _is_hurried(self) -> bool:
+        """Whether a shutdown waits for the pending releases."""
+        return self.deadline.over_at < inf
 
     def taken(self) -> None:
         """Call ``on_taken``, which stops the renewals of a held claim."""
@@ -138,7 +135,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
         The time when the release was sent decides, and not the time of its answer, because this
         process may have been paused before it got the answer.
         """
-        is_last = self._is_hurried() or self.sent_at >= self._stays_until
+        is_last = self._is_hurried or self.sent_at >= self._stays_until
         if is_last or outcome != _NOTHING_FOUND:
             return False
         self.not_before = max(now, self._stays_until)
@@ -150,7 +147,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
 
         The first two pauses together are shorter than the ``patience`` of the waiter.
         """
-        if self._is_hurried():
+        if self._is_hurried:
             return (CLOSING_INTERVAL,)
         return (0.05, 0.1, self._timings.release_interval)
 
@@ -160,7 +157,7 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
 
         None at a shutdown, and none if the rejection is the first answer after the maximum lock.
         """
-        is_last = self._is_hurried() or self.sent_at >= self._run_until
+        is_last = self._is_hurried or self.sent_at >= self._run_until
         return () if is_last else (self._timings.rejected_interval,)
 
     def _dispose(self, result: ReleaseAnswer | None) -> None:
@@ -174,7 +171,9 @@ class ReleaseTicket(AwaitedTicket[ReleaseAnswer | None, "ReleaseAnswer | None"])
             logger.warning(
                 "The lock of task %r was not released, or the answer was lost: the lock stands "
                 "until its lease or its maximum lock ends",
-                self.request.task_name,
+                self.task_name,
             )
+            if isinstance(outcome.error, TaskLockSchemaError):
+                self._rejections.suspect()
         super().finish(outcome)
-        self.arrived_late = None  # so that a run and its ticket do not refer to each other
+        self.arrived_late = None  # so that a run and its release do not refer to each other

@@ -30,10 +30,10 @@ from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
+from apscheduler_tasklock._lock.claims import Claimed, NotNow
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, Refusal
-from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs import missed_runs
 from apscheduler_tasklock._runs.adapter import (
@@ -191,7 +191,7 @@ class _Work:
     give_once: Token = field(default_factory=Token)
     goes_on: bool | None = None
     took: float = 0.0
-    release: ReleaseTicket | None = None
+    release: Release | None = None
     was_awaited: bool = False
     is_cancelled: bool = False
     is_reported: bool = False
@@ -396,9 +396,8 @@ class ExecutorRuns:
             for attempt, claimed in decided:
                 self._take_answer(asked[attempt], claimed)
 
-        claims = [list(asked)] if asked and together else [[attempt] for attempt in asked]
-        for attempts in claims:
-            locks.begin_claims(attempts, ask.most, report)
+        if asked:
+            locks.begin_claims(list(asked), ask.most if together else None, report)
 
     def _take_answer(self, run: QueuedRun, claimed: Claimed | Exception) -> None:
         due = run.work.submission.due
@@ -838,7 +837,7 @@ class ExecutorRuns:
     def _hand_over(self, work: _Work) -> None:
         self._report_release(work, work.attempt.begin_hand_over())
 
-    def _report_release(self, work: _Work, release: ReleaseTicket | None) -> None:
+    def _report_release(self, work: _Work, release: Release | None) -> None:
         """Report a release after it has arrived, or failed."""
         if release is None:
             return

@@ -22,7 +22,7 @@ from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.thread import ReplicaThread
-from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._runs.adapter import (
     JobIdWithRun,
     let_notice_deaths,
@@ -131,16 +131,16 @@ class ProcessRuns(ExecutorRuns):
         return LIFE_INTERVAL
 
     def _end_lease(self, run: QueuedRun) -> None:
-        ticket = run.work.attempt.begin_lease_end()
-        if ticket is not None:
+        release = run.work.attempt.begin_lease_end()
+        if release is not None:
             # The callback takes the report out of a list, so that after the call the callback does
-            # not refer to the report. Otherwise the callback, the report and the ticket would be a
+            # not refer to the report. Otherwise the callback, the report and the release would be a
             # reference cycle.
-            reports = [partial(self._report_dead, run, ticket)]
-            ticket.future.add_done_callback(lambda _future: call_application(reports.pop()))
+            reports = [partial(self._report_dead, run, release)]
+            release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _report_dead(self, run: QueuedRun, ticket: ReleaseTicket) -> None:
-        run.work.attempt.report_lease_end(ticket)
+    def _report_dead(self, run: QueuedRun, release: Release) -> None:
+        run.work.attempt.report_lease_end(release)
         self._parts.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------

@@ -25,7 +25,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Refusal,
     ReleaseAnswer,
 )
-from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.reports import Notifier, Reports
@@ -92,7 +92,7 @@ class RunAttempt:
         self._release_lock = threading.Lock()
         self._release_begun = False
         self._outcome: RunOutcome | None = None
-        self._release: ReleaseTicket | None = None
+        self._release: Release | None = None
         self._is_reported = False
         self._reported_event: threading.Event | None = None
         self._job_finished = False
@@ -172,25 +172,25 @@ class RunAttempt:
         """Report a run time that is not run here, because this replica shuts down."""
         self._reports.not_begun()
 
-    def begin_hand_over(self) -> ReleaseTicket | None:
+    def begin_hand_over(self) -> Release | None:
         """Begin to hand over the window of a job that does not run here."""
         outcome = self._cut_short(begun=False)
         return self._send_release(outcome) if self._is_first_to_release() else None
 
-    def begin_hand_over_late(self) -> ReleaseTicket | None:
+    def begin_hand_over_late(self) -> Release | None:
         """Report a run that has not begun in time, and begin to hand over its window."""
         assert self.held is not None
         self._reports.not_begun_in_time(self.held)
         return self.begin_hand_over()
 
-    def begin_hand_over_lost(self) -> ReleaseTicket | None:
+    def begin_hand_over_lost(self) -> Release | None:
         """Report a lock that was lost before its job began, and begin to hand the window over."""
         assert self.held is not None
         if not self._cut:
             self._reports.lost(self.held, begun=False)
         return self.begin_hand_over()
 
-    def begin_lease_end(self) -> ReleaseTicket | None:
+    def begin_lease_end(self) -> Release | None:
         """Begin to end the lease of a run, because its worker process died, maybe during the run.
 
         :return: the release; ``None`` if the claim was released before
@@ -202,14 +202,14 @@ class RunAttempt:
         call_application(partial(self._telemetry.ended, RunOutcome(outcome="died")))
         return self._locks.begin_lease_end(self.held)
 
-    def report_lease_end(self, ticket: ReleaseTicket) -> None:
+    def report_lease_end(self, release: Release) -> None:
         """Report the death of the worker process, or that the run's lease could not be ended.
 
-        :param ticket: the ticket that ends the lease. It has arrived or failed.
+        :param release: the release that ends the lease. It has arrived or failed.
         """
         assert self.held is not None
         try:
-            ticket.future.result()
+            release.future.result()
         except TaskLockError as error:
             self._reports.not_released(self.held, error)
         else:
@@ -221,7 +221,7 @@ class RunAttempt:
         *,
         cut: bool = False,
         in_worker: Sequence[Section] = (),
-    ) -> ReleaseTicket | None:
+    ) -> Release | None:
         """Begin to release the claim, after the job has ended.
 
         :param raised: the exception that the job has raised
@@ -308,7 +308,7 @@ class RunAttempt:
             self.running = False
             self._job_finished = True
 
-    def begin_cut(self) -> ReleaseTicket | None:
+    def begin_cut(self) -> Release | None:
         """Begin to release the claim of a coroutine that a shutdown cancels.
 
         :return: the release; ``None`` if the coroutine has ended or its claim was released
@@ -536,17 +536,17 @@ class RunAttempt:
             self._release_begun = True
         return True
 
-    def _send_release(self, outcome: RunOutcome) -> ReleaseTicket:
+    def _send_release(self, outcome: RunOutcome) -> Release:
         assert self.held is not None
         self._outcome = outcome
         self._release = self._locks.begin_release(self.held, outcome, self._report_late)
         return self._release
 
-    def _report_late(self, ticket: ReleaseTicket, answer: ReleaseAnswer | None) -> None:
+    def _report_late(self, release: Release, answer: ReleaseAnswer | None) -> None:
         """Report a release that has arrived after it was reported as failed."""
         assert self.held is not None
         assert self._outcome is not None
-        released = self._locks.made_of(self.held, ticket, answer)
+        released = self._locks.made_of(self.held, release, answer)
         if released is not None:
             call_application(partial(self._reports.released, self.held, released, self._outcome))
 
@@ -567,14 +567,14 @@ class RunAttempt:
                 return
         event.wait(seconds)
 
-    def report_release(self, ticket: ReleaseTicket, seconds: float | None = None) -> None:
+    def report_release(self, release: Release, seconds: float | None = None) -> None:
         """Wait for a release, and report it.
 
         :param seconds: limits the wait; ``None``: the release has arrived or failed
         """
         assert self.held is not None
         try:
-            released = self._locks.released(self.held, ticket, seconds)
+            released = self._locks.released(self.held, release, seconds)
         except TaskLockError as error:
             self._report_failure(error)
         else:

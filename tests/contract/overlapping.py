@@ -17,7 +17,6 @@ import psycopg
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.rows import DEAD, HANDED_OVER, add_job, add_replica, add_run, add_task
@@ -46,6 +45,7 @@ from tests.support.waist import (
     believing,
     manual_run_of,
     protocol_of,
+    release_to_send,
     send_together,
     takeover_of,
 )
@@ -190,7 +190,7 @@ def _release(window: WindowAfter) -> Callable[[Side], Send]:
         def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
             [task] = tasks
             request = _ending(task, window, last_claim(task))
-            return {task: Release(side.protocol, request).send(cursor)}
+            return {task: release_to_send(side.protocol, request).send(cursor)}
 
         return send
 
@@ -204,7 +204,8 @@ def _releases(side: Side) -> Send:
         tasks = side.in_order(tasks)
         kinds = [WindowAfter.KEEP if task == "a" else WindowAfter.HAND_OVER for task in tasks]
         requests = [_ending(*each, last_claim(each[0])) for each in zip(tasks, kinds, strict=True)]
-        answers = Release.send_together(cursor, [Release(side.protocol, each) for each in requests])
+        releases = [release_to_send(side.protocol, each) for each in requests]
+        answers = releases[0].send_together(cursor, releases)
         locked = (AGAIN if isinstance(each, RowLockedError) else each for each in answers)
         return dict(zip(tasks, locked, strict=True))
 
@@ -217,7 +218,7 @@ def _release_in_doubt(side: Side) -> Send:
     def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
         [task] = tasks
         request = ReleaseRequest(task, uuid_of("one", task), RunOutcome(WindowAfter.HAND_OVER))
-        return {task: Release(side.protocol, request).send(cursor) or AGAIN}
+        return {task: release_to_send(side.protocol, request).send(cursor) or AGAIN}
 
     return send
 

@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
+from apscheduler_tasklock._lock.claims import Claimed, NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
@@ -215,8 +215,8 @@ class JobsReplica(Replica):
             for claim, claimed in decided:
                 self._take_answer(asked[claim], claimed)
 
-        for claims in [list(asked)] if asked and is_together else [[claim] for claim in asked]:
-            self._client.begin_claims(claims, ask.most, tell)
+        if asked:
+            self._client.begin_claims(list(asked), ask.most if is_together else None, tell)
 
     def _check_ask(self, ask: Ask) -> None:
         """Note what is wrong with an ask, before its answer."""

@@ -14,7 +14,7 @@ from apscheduler_tasklock._database.outbox import Outbox
 from apscheduler_tasklock._lock import claim_attempts, heartbeat
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
-from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
@@ -40,9 +40,9 @@ def _with_a_new_id(request: Any, error: BaseException) -> None:
     request.request = replace(request.request, claim_id=uuid4())
 
 
-def _sent_once(original: Callable[..., None], ticket: Any, *arguments: Any, **options: Any) -> None:
-    original(ticket, *arguments, **options)
-    ticket.tried_until = -inf
+def _sent_once(original: Callable[..., None], made: Any, *arguments: Any, **options: Any) -> None:
+    original(made, *arguments, **options)
+    made.tried_until = -inf
 
 
 def _asked_once(original: Callable[..., Any], client: Any, *arguments: Any) -> Any:
@@ -100,7 +100,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a hand-over that finds nothing is not sent again": (
         "hold",
-        lambda: replaced((ReleaseTicket, "stays", lambda *_: False)),
+        lambda: replaced((Release, "stays", lambda *_: False)),
     ),
     "a release does not go before a claim of its task": (
         "backlog",
@@ -116,13 +116,11 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a release is sent once": (
         "hold",
-        lambda: replaced(
-            (ReleaseTicket, "__init__", _method(_sent_once, ReleaseTicket, "__init__"))
-        ),
+        lambda: replaced((Release, "__init__", _method(_sent_once, Release, "__init__"))),
     ),
     "a release that is rejected is not sent again": (
         "hold",
-        lambda: replaced((ReleaseTicket, "rejected_backoff", ())),
+        lambda: replaced((Release, "rejected_backoff", ())),
     ),
     "a renewal that failed waits for a lease": (
         "renewals",

@@ -31,9 +31,9 @@ from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
+from apscheduler_tasklock._lock.claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
-from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow, Report
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
     driven_queue,
@@ -375,10 +375,10 @@ class SimulatedClient(LockClient):
         return _Release(released, future)
 
     def released(
-        self, held: HeldLock, ticket: Any, seconds: float | None = None
+        self, held: HeldLock, release: Any, seconds: float | None = None
     ) -> Released | None:
         """Return the answer of a release."""
-        released: Released | None = ticket.released
+        released: Released | None = release.released
         return released
 
     def renew_now(self, held: HeldLock) -> bool:
@@ -716,9 +716,9 @@ class SimulatedExecutor(TaskLockExecutor):
         self.client.ask(self.client.carrying_out(Stop()))
         self._inner.shutdown(wait)
         for run in list(self._coroutines):
-            ticket = run.begin_cut()
-            if ticket is not None:
-                run.report_release(ticket)
+            release = run.begin_cut()
+            if release is not None:
+                run.report_release(release)
 
     @property
     def pool(self) -> Pool:

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._lock.limited_claims import Claimed
+from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind

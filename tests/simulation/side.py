@@ -15,7 +15,7 @@ import psycopg
 
 from apscheduler_tasklock import _shutdown, lock, locks
 from apscheduler_tasklock._database import (
-    awaited_ticket,
+    awaited_request,
     deadline,
     outage,
     rejections,
@@ -42,7 +42,7 @@ from tests.simulation.world import (
 from tests.support.waist import MemoryTaskLocks, OnTheWay, Sent
 
 ASKS_THE_TIME = (
-    awaited_ticket,
+    awaited_request,
     claim_attempts,
     client,
     deadline,
@@ -233,7 +233,7 @@ def simulating() -> Iterator[None]:
         stack.enter_context(replaced(*((module, "time", CLOCK) for module in ASKS_THE_TIME)))
         stack.enter_context(
             replaced(
-                (awaited_ticket, "PlainFuture", VirtualFuture),
+                (awaited_request, "PlainFuture", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),

@@ -18,8 +18,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock._lock.claims import NotNow
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.limited_claims import NotNow
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
@@ -737,6 +737,29 @@ class TestBatches:
         stage.go_to(1)
         assert isinstance(results["a"], HeldLock)
         assert isinstance(results["c"], HeldLock)
+        assert isinstance(results["bad"], TaskLockError)
+        assert not isinstance(results["bad"], TaskLockDatabaseError)
+
+    def test_of_several_takeovers_of_a_queue_the_rejected_one_fails_alone(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        for name in ("a", "c"):
+            stage.call(client, lambda name=name: client.claim(claim_of(name)))
+        stage.go_to(1)
+        dead = {name: stage.database.rows.rows[name].claim_id for name in ("a", "c")}
+        stage.faults.plan("rerun", reject_what_is_bad)
+        results: dict[str, Any] = {}
+
+        def report(claimed: Any) -> None:
+            results.update((attempt.task_name, result) for attempt, result in claimed)
+
+        wanted = [("a", dead["a"]), ("bad", uuid4()), ("c", dead["c"])]
+        attempts = [client.attempt(takeover_of(*each)) for each in wanted]
+        stage.call(client, lambda: client.begin_claims(attempts, None, report))
+        stage.go_to(2)
+        assert isinstance(results["a"], Refusal)  # because the run goes on
+        assert isinstance(results["c"], Refusal)
         assert isinstance(results["bad"], TaskLockError)
         assert not isinstance(results["bad"], TaskLockDatabaseError)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from threading import Event, Thread
 from typing import Any
 
 from apscheduler_tasklock import TaskLockError
+from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.requests import Call, Request
 from apscheduler_tasklock._database.session import Session, make_session
 from apscheduler_tasklock._database.thread import Renewing, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
@@ -18,6 +19,20 @@ from apscheduler_tasklock._shutdown import Closing
 from tests.support.polling import eventually
 
 NAME = "a replica's thread"
+
+# A statement that a function sends, or a request of another kind, which is sent once.
+Wanted = Callable[[Any], Any] | AwaitedRequest[Any, Any]
+
+
+def timed(wanted: Wanted, deadline: Deadline, **times: float) -> AwaitedRequest[Any, Any]:
+    """Return the request of what is wanted, with these times."""
+    if callable(wanted):
+        return AwaitedCall(wanted, deadline, came=time.monotonic(), **times)
+    wanted.deadline = deadline
+    wanted.came = wanted.by = wanted.not_before = time.monotonic()
+    for name, value in times.items():
+        setattr(wanted, name, value)
+    return wanted
 
 
 class Setup:
@@ -34,6 +49,7 @@ class Setup:
         timings: Timings | None = None,
     ) -> None:
         self.closing = Closing()
+        self.turn_limit = turn_limit(timeout)
         attempt = attempt_limit(timeout, (timings or Timings()).longest_answer)
         self.outage = Outage("here", attempt)
         self.session: Session = (
@@ -53,26 +69,28 @@ class Setup:
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
             self.closing,
             renewing,
-            turn_limit(timeout),
+            self.turn_limit,
             timings,
         )
 
     def ask(
         self,
-        request: Request[Any],
+        wanted: Wanted,
         turn_within: float | None = None,
         deadline: Deadline | None = None,
     ) -> Any:
-        return self.database.ask(
-            request, deadline or Deadline(self.closing), turn_within=turn_within
-        )
+        deadline = deadline or Deadline(self.closing)
+        if callable(wanted):
+            return self.database.ask(wanted, deadline, turn_within=turn_within)
+        until = time.monotonic() + (turn_within or self.turn_limit)
+        return self.database.get(timed(wanted, deadline, turn_until=until))
 
-    def ask_all(self, requests: Sequence[Request[Any]]) -> list[AwaitedTicket]:
+    def ask_all(self, requests: Sequence[Wanted]) -> list[InThread]:
         """Ask for each request in its own thread, while the connection is in use."""
         with self.in_use():
             asked = []
             for number, request in enumerate(requests):
-                asked.append(AwaitedTicket(self, request))
+                asked.append(InThread(self, request))
                 eventually(lambda number=number: self.waiting() == number + 1)
         return [each.ended() for each in asked]
 
@@ -87,15 +105,13 @@ class Setup:
         self.database.close(0.0)
 
 
-class AwaitedTicket(Thread):
+class InThread(Thread):
     """A thread that asks for a request."""
 
-    def __init__(
-        self, setup: Setup, request: Request[Any], deadline: Deadline | None = None
-    ) -> None:
+    def __init__(self, setup: Setup, request: Wanted, deadline: Deadline | None = None) -> None:
         super().__init__(daemon=True)
         self.setup = setup
-        self.request = request
+        self.request: Any = request
         self.deadline = deadline
         self.answer: Any = None
         self.error: BaseException | None = None
@@ -107,7 +123,7 @@ class AwaitedTicket(Thread):
         except BaseException as error:  # noqa: BLE001  # the test checks it
             self.error = error
 
-    def ended(self) -> AwaitedTicket:
+    def ended(self) -> InThread:
         self.join(60)
         assert not self.is_alive()
         return self
@@ -123,7 +139,7 @@ class InUse:
             self.has_it.set()
             assert self.go_on.wait(60)
 
-        self.asked = AwaitedTicket(setup, Call(hold))
+        self.asked = InThread(setup, hold)
 
     def __enter__(self) -> InUse:
         assert self.has_it.wait(60)

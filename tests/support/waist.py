@@ -24,6 +24,7 @@ from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.plain_future import PlainFuture
+from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
@@ -97,6 +98,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     StoredClaims,
     TaskRow,
 )
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
@@ -146,6 +148,7 @@ __all__ = [
     "ClaimTimes",
     "Claims",
     "ClosedDeadRun",
+    "Deadline",
     "EndLease",
     "Extend",
     "GiveUp",
@@ -225,6 +228,7 @@ __all__ = [
     "printable",
     "protocol_of",
     "raw_cursor",
+    "release_to_send",
     "replica_headline",
     "reset_of",
     "retry_of",
@@ -525,6 +529,11 @@ def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyA
     if isinstance(request, RerunRequest):
         return RerunClaimAttempt(request, context)
     return (StoredClaimAttempt if request.move else ClaimAttempt)(request, context)
+
+
+def release_to_send(protocol: Any, message: ReleaseRequest) -> Release:
+    """Return the request of a release, which is sent as the test says."""
+    return Release(protocol, message, Deadline(None), inf, Timings(), Rejections())
 
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:

@@ -13,7 +13,6 @@ import pytest
 
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.thread import NAME, ReplicaThread
@@ -21,7 +20,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
-from tests.support.exchanges import AwaitedTicket, Setup
+from tests.support.exchanges import InThread, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
 from tests.support.polling import eventually
 from tests.support.socket_pairs import noting_pairs
@@ -338,20 +337,20 @@ class TestInAWait:
         wire.answer()
         end(queue, carrier)
 
-    def ticket(self, name: str, done: list[str]) -> Ticket[Any]:
-        """Return a ticket of a statement that is noted when it is answered."""
+    def request(self, name: str, done: list[str]) -> Call[Any]:
+        """Return a request of a statement that is noted when it is answered."""
 
         def send(cursor: Any) -> None:
             cursor.execute()
             done.append(name)
 
-        return Ticket(Call(send), Deadline(None), came=time.monotonic())
+        return Call(send, Deadline(None), came=time.monotonic())
 
     def test_a_queue_is_stepped_while_a_statement_waits_for_its_answer(
         self, queue: DrivenQueue, carrier: Carrier, wire: HeldWire
     ) -> None:
         done: list[str] = []
-        queue.thread.submit(self.ticket("statement", done))
+        queue.thread.submit(self.request("statement", done))
         assert wire.begun.wait(PATIENCE)
         queue.came(run_of("a"))
         eventually(lambda: carrier.asked == ["a"])
@@ -368,7 +367,7 @@ class TestInAWait:
         """As for a pool that has got workers."""
         workers = 0
         full = DrivenQueue(queue.thread, RunQueue(lambda pause: pause), lambda: workers, carrier)
-        queue.thread.submit(self.ticket("statement", []))
+        queue.thread.submit(self.request("statement", []))
         assert wire.begun.wait(PATIENCE)
         full.came(replace(run_of("waits"), came=time.monotonic()))
         eventually(lambda: not full.runs.is_idle)
@@ -382,7 +381,7 @@ class TestInAWait:
     ) -> None:
         wire.opened.clear()
         done: list[str] = []
-        queue.thread.submit(self.ticket("statement", done))
+        queue.thread.submit(self.request("statement", done))
         assert wire.opening.wait(PATIENCE)
         queue.came(run_of("a"))
         eventually(lambda: carrier.asked == ["a"])
@@ -397,13 +396,13 @@ class TestInAWait:
         self, queue: DrivenQueue, carrier: Carrier, wire: HeldWire
     ) -> None:
         done: list[str] = []
-        carrier.sends = lambda: queue.thread.submit(self.ticket("claim", done))
-        queue.thread.submit(self.ticket("statement", done))
+        carrier.sends = lambda: queue.thread.submit(self.request("claim", done))
+        queue.thread.submit(self.request("statement", done))
         assert wire.begun.wait(PATIENCE)
         wire.begun.clear()
         queue.came(run_of("a"))
         eventually(lambda: carrier.asked == ["a"])
-        stop(queue)  # so that the ticket was taken
+        stop(queue)  # so that the request was taken
         assert not wire.begun.is_set()
         wire.answer()
         assert wire.begun.wait(PATIENCE)
@@ -416,7 +415,7 @@ class TestInAWait:
     ) -> None:
         """Because it may close the connection."""
         done: list[str] = []
-        queue.thread.submit(self.ticket("statement", done))
+        queue.thread.submit(self.request("statement", done))
         assert wire.begun.wait(PATIENCE)
         queue.thread.call(lambda: done.append("function"))
         queue.came(run_of("a"))
@@ -436,7 +435,7 @@ class TestInAWait:
         error: BaseException,
     ) -> None:
         """What ends a thread as a rule costs the statement its answer, and nothing else does."""
-        asked = AwaitedTicket(setup, Call(lambda cursor: cursor.execute()))
+        asked = InThread(setup, lambda cursor: cursor.execute())
         assert wire.begun.wait(PATIENCE)
         beside = Carrier()
         second = queue_of(queue.thread, beside)
@@ -452,28 +451,28 @@ class TestInAWait:
         else:
             assert str(asked.ended().error) == f"the task lock's thread failed: {error!r}"
 
-    def test_a_ticket_that_fails_as_it_is_taken_costs_the_statement_nothing(
+    def test_a_request_that_fails_as_it_is_taken_costs_the_statement_nothing(
         self,
         setup: Setup,
         queue: DrivenQueue,
         wire: HeldWire,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        class Broken(Ticket[Any]):
+        class Broken(Call[Any]):
             def taken(self) -> None:
-                raise ValueError("of a ticket")
+                raise ValueError("of a request")
 
         done: list[str] = []
-        asked = AwaitedTicket(setup, Call(lambda cursor: cursor.execute()))
+        asked = InThread(setup, lambda cursor: cursor.execute())
         assert wire.begun.wait(PATIENCE)
         queue.thread.submit(
-            Broken(Call(lambda _: done.append("it")), Deadline(None), came=time.monotonic())
+            Broken(lambda _: done.append("it"), Deadline(None), came=time.monotonic())
         )
         stop(queue)  # so that it was taken
         wire.answer()
         assert asked.ended().answer == b"\0"
         eventually(lambda: done == ["it"])
-        assert "of a ticket" in caplog.text
+        assert "of a request" in caplog.text
 
     def test_what_came_while_a_connection_was_opened_waits_and_nothing_else(
         self, queue: DrivenQueue, wire: HeldWire
@@ -484,9 +483,9 @@ class TestInAWait:
         def count(_cursor: Any) -> None:
             waiting.append(queue.thread.waiting)
 
-        queue.thread.submit(Ticket(Call(count), Deadline(None), came=time.monotonic()))
+        queue.thread.submit(Call(count, Deadline(None), came=time.monotonic()))
         assert wire.opening.wait(PATIENCE)
-        queue.thread.submit(self.ticket("next", []))
+        queue.thread.submit(self.request("next", []))
         stop(queue)  # so that the next one was taken
         assert queue.thread.waiting == 1
         wire.opened.set()

@@ -76,10 +76,10 @@ class Renewing:
     def turn(self, error: Exception | None = None) -> None:
         """Go on until a renewal is due, and let it be sent."""
         self.go_on_until(self.heartbeat.due_at)
-        ticket = self.heartbeat.ticket(time.monotonic())
-        assert ticket is not None
-        answer = None if error is not None else ticket.request.send(None)
-        ticket.finish(Outcome(answer, error))
+        request = self.heartbeat.request(time.monotonic())
+        assert request is not None
+        answer = None if error is not None else request.send(None)
+        request.finish(Outcome(answer, error))
 
 
 @pytest.fixture
@@ -110,21 +110,21 @@ def test_what_is_nearly_due_is_renewed_with_it(renewing: Renewing) -> None:
 def test_a_renewal_goes_before_all_else_and_alone(renewing: Renewing) -> None:
     renewing.hold("a")
     renewing.go_on_until(renewing.heartbeat.due_at)
-    ticket = renewing.heartbeat.ticket(time.monotonic())
-    assert ticket is not None
-    assert ticket.by == -inf
-    assert ticket.request.goes_alone
+    request = renewing.heartbeat.request(time.monotonic())
+    assert request is not None
+    assert request.by == -inf
+    assert request.goes_alone
 
 
 def test_while_one_is_under_way_no_other_is_due(renewing: Renewing) -> None:
     renewing.hold("a")
     renewing.go_on_until(renewing.heartbeat.due_at)
-    ticket = renewing.heartbeat.ticket(time.monotonic())
+    request = renewing.heartbeat.request(time.monotonic())
     renewing.hold("b", lease=1)
-    assert ticket is not None
-    assert isinstance(ticket.deadline, Deadline)
-    assert renewing.heartbeat.due_at > ticket.deadline.over_at
-    ticket.finish(Outcome(ticket.request.send(None)))
+    assert request is not None
+    assert isinstance(request.deadline, Deadline)
+    assert renewing.heartbeat.due_at > request.deadline.over_at
+    request.finish(Outcome(request.send(None)))
     assert renewing.heartbeat.due_at < inf
 
 
@@ -132,7 +132,7 @@ def test_one_that_is_lost_on_its_way_keeps_no_other_from_being_sent(renewing: Re
     """As if the replica's thread failed before it sent it."""
     renewing.hold("a")
     renewing.go_on_until(renewing.heartbeat.due_at)
-    assert renewing.heartbeat.ticket(time.monotonic()) is not None
+    assert renewing.heartbeat.request(time.monotonic()) is not None
     renewing.turn()
     assert renewing.renewed == [["a"]]
     assert time.monotonic() < 1000.0 + LEASE
@@ -182,10 +182,10 @@ def test_one_that_does_not_stand_is_lost_and_renewed_no_more(renewing: Renewing)
 def test_what_is_released_while_its_renewal_waits_is_not_renewed(renewing: Renewing) -> None:
     held = renewing.hold("a")
     renewing.go_on_until(renewing.heartbeat.due_at)
-    ticket = renewing.heartbeat.ticket(time.monotonic())
-    assert ticket is not None
+    request = renewing.heartbeat.request(time.monotonic())
+    assert request is not None
     renewing.heartbeat.remove(held)
-    ticket.finish(Outcome(ticket.request.send(None)))
+    request.finish(Outcome(request.send(None)))
     assert renewing.renewed == []
     assert renewing.heartbeat.due_at == inf
     assert not held.lost
@@ -221,7 +221,7 @@ def test_right_before_its_maximum_lock_ends_it_is_renewed_for_the_last_time(
         assert not held.lost
         assert renewing.heartbeat.due_at == pytest.approx(1050.0)
         renewing.go_on_until(1050.0)
-        assert renewing.heartbeat.ticket(time.monotonic()) is None
+        assert renewing.heartbeat.request(time.monotonic()) is None
         assert held.lost
     assert renewing.heartbeat.due_at == inf
     assert renewing.last == ["a"]

@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database import jitter
 from apscheduler_tasklock._database.jitter import BACKOFF, LOCKED_BACKOFF
-from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, Ticket, ToSend
+from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, ToSend
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
+from tests.support.waist import Deadline
 
 UNAVAILABLE = TaskLockDatabaseError("no route to host")
 LOCKED = RowLockedError("another session has the task's row locked")
@@ -30,12 +31,36 @@ REJECTED_PAUSE = 5.0
 SEED = 31
 
 
-class Claim(Request[str]):
-    def __init__(self, task_name: str, *more: str, alone: bool = False) -> None:
+class Ends(Deadline):
+    """When nothing is waited for any more."""
+
+    over_at = inf  # type: ignore[assignment]  # the test sets it
+
+    def __init__(self, over_at: float) -> None:
+        super().__init__(None)
+        self.over_at = over_at
+
+
+class Wanted(Request[str]):
+    """What somebody wants, as a claim is: not any more after a stop."""
+
+    follows_releases = True
+
+    def __init__(
+        self,
+        task_name: str,
+        *more: str,
+        alone: bool = False,
+        over_at: float = inf,
+        **times: float,
+    ) -> None:
+        self.ends = Ends(over_at)
+        super().__init__(self.ends, **times)
         self.kind = type(self)
         self.task_name = task_name
         self.more = more
         self.alone = alone
+        self.withdrawn = False
 
     @property
     def task_names(self) -> Sequence[str]:
@@ -44,28 +69,6 @@ class Claim(Request[str]):
     @property
     def goes_alone(self) -> bool:
         return self.alone
-
-
-class Release(Claim):
-    pass
-
-
-class Ends:
-    """When nothing is waited for any more."""
-
-    def __init__(self, over_at: float = inf) -> None:
-        self.over_at = over_at
-
-
-class Wanted(Ticket[str]):
-    """What somebody wants, as a claim is: not any more after a stop."""
-
-    follows_releases = True
-
-    def __init__(self, request: Request[str], over_at: float = inf, **times: float) -> None:
-        self.ends = Ends(over_at)
-        super().__init__(request, self.ends, **times)
-        self.withdrawn = False
 
     @property
     def is_unwanted(self) -> bool:
@@ -82,11 +85,11 @@ class Released(Wanted):
 
 
 def claim(task: str, came: float = 0.0, **options: Any) -> Wanted:
-    return Wanted(Claim(task), **{"came": came, "tried_until": 10.0, **options})
+    return Wanted(task, **{"came": came, "tried_until": 10.0, **options})
 
 
 def release(task: str, came: float = 0.0, **options: Any) -> Released:
-    return Released(Release(task), **{"came": came, "tried_until": 600.0, **options})
+    return Released(task, **{"came": came, "tried_until": 600.0, **options})
 
 
 def same(seconds: float) -> float:
@@ -101,7 +104,7 @@ def side() -> Outbox:
 def fail(
     side: Outbox,
     now: float,
-    batch: Sequence[Ticket[Any]],
+    batch: Sequence[Request[Any]],
     error: Exception = UNAVAILABLE,
     *,
     stopped: bool = False,
@@ -110,7 +113,7 @@ def fail(
     return side.step(now, [], [(each, Outcome(error=error)) for each in batch], stopped=stopped)
 
 
-def batches(side: Outbox, came: Sequence[Ticket[Any]], now: float = 0.0) -> list[list[Any]]:
+def batches(side: Outbox, came: Sequence[Request[Any]], now: float = 0.0) -> list[list[Any]]:
     """Return all that goes, one batch after the other, while each is answered at once."""
     found, step = [], side.step(now, came)
     while step.batch:
@@ -146,22 +149,21 @@ class TestOrder:
     def test_one_that_cannot_travel_goes_alone(self, side: Outbox, first: int) -> None:
         all_of_them = [claim(name, came) for name, came in [("a", 1.0), ("b", 2.0), ("c", 3.0)]]
         alone = all_of_them[first]
-        assert isinstance(alone.request, Claim)
-        alone.request.alone = True
+        alone.alone = True
         sent = batches(side, all_of_them, 4.0)
         assert [alone] in sent
         assert len(sent) == 2
 
     def test_none_overtakes_one_that_is_for_its_task_among_others(self, side: Outbox) -> None:
         first, later, other = claim("z", 0.5), claim("b", 2.0), claim("c", 3.0)
-        several = Wanted(Claim("a", "b", alone=True), came=1.0, tried_until=10.0)
+        several = Wanted("a", "b", alone=True, came=1.0, tried_until=10.0)
         sent = batches(side, [first, several, later, other], 4.0)
         assert sent == [[first, other], [several], [later]]
 
     def test_a_renewal_goes_before_all_that_wait(self, side: Outbox) -> None:
         waiting = [claim(f"task {n}", n / 1000) for n in range(300)]
         first = side.step(1.0, waiting).batch
-        renewal: Ticket[Any] = Ticket(Claim("", alone=True), Ends(), came=2.0)
+        renewal = Wanted("", alone=True, came=2.0)
         renewal.by = -inf
         assert fail(side, 2.0, first).batch == waiting[MOST_TOGETHER:]
         assert side.step(2.0, [renewal]).batch == [renewal]
@@ -184,7 +186,7 @@ class TestPauses:
         for pause in [*pauses, pauses[-1], pauses[-1]]:
             assert step.batch == [wanted]
             step = fail(side, now, step.batch, error)
-            assert [ticket for ticket, _ in step.failed] == [wanted]
+            assert [request for request, _ in step.failed] == [wanted]
             assert (step.batch, step.done) == ([], [])
             assert step.wakes_at == pytest.approx(now + pause)
             now = step.wakes_at
@@ -199,7 +201,7 @@ class TestPauses:
     def test_what_the_database_rejects_is_not_sent_again(self, side: Outbox) -> None:
         wanted = claim("a")
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch, REJECTED)
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, REJECTED)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, REJECTED)]
         assert side.waiting == []
 
     def test_a_release_that_is_rejected_is_sent_again_after_a_while(self, side: Outbox) -> None:
@@ -212,19 +214,19 @@ class TestPauses:
         wanted = claim("a", tried_until=-inf)
         step = side.step(0.0, [wanted])
         assert step.batch == [wanted]
-        assert [ticket for ticket, _ in fail(side, 0.0, step.batch).done] == [wanted]
+        assert [request for request, _ in fail(side, 0.0, step.batch).done] == [wanted]
 
     def test_what_could_only_be_sent_again_too_late_is_given_up_at_once(self, side: Outbox) -> None:
         wanted = claim("a", tried_until=BACKOFF[0] - 0.01)
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch)
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
 
     def test_what_waits_after_a_failure_is_given_up_with_its_error(self, side: Outbox) -> None:
         """As if the thread did not come to it in time, because of another's statement."""
         wanted = claim("a", tried_until=1.0)
         fail(side, 0.0, side.step(0.0, [wanted]).batch)
         step = side.step(1.0, [])
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
         assert step.batch == []
 
     def test_what_is_to_be_answered_is_answered_after_failures(self, side: Outbox) -> None:
@@ -232,21 +234,21 @@ class TestPauses:
         fail(side, 0.0, side.step(0.0, [wanted]).batch)
         side.step(1.0, [])
         step = side.step(1.0, [], [(wanted, Outcome("granted"))])
-        assert [(ticket, outcome.answer) for ticket, outcome in step.done] == [(wanted, "granted")]
+        assert [(each, outcome.answer) for each, outcome in step.done] == [(wanted, "granted")]
 
 
 class TestAThousandReplicas:
     """Each has lost its connection in the same moment, and tries to have another one."""
 
     @pytest.fixture
-    def sides(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Outbox, Ticket[str]]]:
+    def sides(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Outbox, Request[str]]]:
         chance = random.Random(SEED)  # noqa: S311  # no secret
         monkeypatch.setattr(jitter, "random", chance)
         return [(Outbox(jitter.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
 
     @staticmethod
     def come_back(
-        sides: list[tuple[Outbox, Ticket[str]]], at: float, most: float = inf
+        sides: list[tuple[Outbox, Request[str]]], at: float, most: float = inf
     ) -> Counter[int]:
         """Return how many are back in each tenth of a second after the end of an outage.
 
@@ -271,7 +273,7 @@ class TestAThousandReplicas:
 
     @pytest.mark.parametrize("outage", [1.0, 10.0, 60.0])
     def test_do_not_come_back_at_once(
-        self, sides: list[tuple[Outbox, Ticket[str]]], outage: float
+        self, sides: list[tuple[Outbox, Request[str]]], outage: float
     ) -> None:
         back = self.come_back(sides, outage)
         assert back.total() == len(sides)
@@ -279,7 +281,7 @@ class TestAThousandReplicas:
         assert max(back) <= 12  # the last pause, and what it is longer by
 
     def test_are_all_back_soon_if_the_server_takes_half_of_those_who_come(
-        self, sides: list[tuple[Outbox, Ticket[str]]]
+        self, sides: list[tuple[Outbox, Request[str]]]
     ) -> None:
         back = self.come_back(sides, 10.0, most=50)
         assert back.total() == len(sides)
@@ -291,13 +293,13 @@ class TestAfterAStop:
     def test_a_claim_that_fails_is_not_sent_again(self, side: Outbox, error: Exception) -> None:
         wanted = claim("a")
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch, error, stopped=True)
-        assert [ticket for ticket, _ in step.done] == [wanted]
+        assert [request for request, _ in step.done] == [wanted]
 
     def test_a_claim_that_waits_after_a_failure_ends(self, side: Outbox) -> None:
         wanted = claim("a")
         fail(side, 0.0, side.step(0.0, [wanted]).batch)
         step = side.step(0.01, [], stopped=True)
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
 
     def test_a_claim_that_waits_for_its_turn_has_it(self, side: Outbox) -> None:
         """Its deadline has come closer, and ends it if its turn does not come soon."""
@@ -308,7 +310,7 @@ class TestAfterAStop:
     def test_a_release_is_sent_again(self, side: Outbox, error: Exception) -> None:
         ended = release("a")
         step = fail(side, 0.0, side.step(0.0, [ended]).batch, error, stopped=True)
-        assert [ticket for ticket, _ in step.failed] == [ended]
+        assert [request for request, _ in step.failed] == [ended]
         assert side.step(step.wakes_at, [], stopped=True).batch == [ended]
 
 
@@ -331,7 +333,7 @@ class TestReleasesThatWait:
     def test_go_before_claims_of_several_tasks(self, side: Outbox) -> None:
         first, second, other = release("a"), release("b"), release("c")
         fail(side, 0.0, side.step(0.0, [first, second, other]).batch)
-        wanted = Wanted(Claim("z", "b", "a", alone=True), came=0.01, tried_until=10.0)
+        wanted = Wanted("z", "b", "a", alone=True, came=0.01, tried_until=10.0)
         assert batches(side, [wanted], 0.01) == [[first, second], [wanted]]
 
     def test_go_once_and_do_not_block_it(self, side: Outbox, ended: Released) -> None:
@@ -352,7 +354,7 @@ class TestReleasesThatWait:
         ended, wanted = release("a"), claim("a", 0.01)
         step = fail(side, 0.02, side.step(0.01, [ended, wanted]).batch, REJECTED)
         assert step.batch == [wanted]
-        assert [ticket for ticket, _ in step.failed] == [ended]
+        assert [request for request, _ in step.failed] == [ended]
 
     def test_one_that_fails_goes_again_at_once_before_a_claim_that_came_meanwhile(
         self, side: Outbox
@@ -361,7 +363,7 @@ class TestReleasesThatWait:
         batch = side.step(0.0, [ended]).batch
         side.step(0.01, [wanted], sends=False)
         step = fail(side, 0.02, batch)
-        assert [ticket for ticket, _ in step.failed] == [ended]
+        assert [request for request, _ in step.failed] == [ended]
         assert step.batch == [ended]
         assert fail(side, 0.03, step.batch).batch == [wanted]
 
@@ -393,7 +395,7 @@ class TestRejectedTogether:
         ended: list[tuple[Any, Any]] = []
         step = side.step(9.0, all_of_them)
         while step.batch:
-            sent.append([each.request.task_name for each in step.batch])
+            sent.append([each.task_name for each in step.batch])
             if wrong in step.batch and len(step.batch) > 1:
                 side.split(step.batch)
                 step = side.step(9.0, [])
@@ -402,7 +404,7 @@ class TestRejectedTogether:
                 step = side.step(9.0, [], [(each, outcome) for each in step.batch])
             ended += step.done
         assert ["".join(names) for names in sent] == ["01234", "01", "234", "2", "34", "3", "4"]
-        assert [ticket for ticket, outcome in ended if outcome.error] == [wrong]
+        assert [request for request, outcome in ended if outcome.error] == [wrong]
         assert len(ended) == 5
 
     def test_nobody_else_travels_with_a_half(self, side: Outbox) -> None:
@@ -438,8 +440,8 @@ class TestLateness:
         step = side.step(0.0, [first, wanted])
         assert step.batch == [first]
         step = side.step(5.0, [])
-        [(ticket, outcome)] = step.done
-        assert ticket is wanted
+        [(request, outcome)] = step.done
+        assert request is wanted
         assert isinstance(outcome.error, NotSentError)
         assert "did not come within 5.0 sec" in str(outcome.error)
         assert step.batch == []
@@ -449,19 +451,19 @@ class TestLateness:
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch)
         wanted.ends.over_at = 0.01
         step = side.step(0.01, [])
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
 
     def test_what_fails_when_it_is_over_ends_and_is_not_sent_again(self, side: Outbox) -> None:
         wanted = claim("a", over_at=1.0)
         step = fail(side, 2.0, side.step(0.0, [wanted]).batch)
-        assert ([ticket for ticket, _ in step.done], step.failed) == ([wanted], [])
+        assert ([request for request, _ in step.done], step.failed) == ([wanted], [])
 
     @pytest.mark.parametrize("times", [{"turn_until": 0.03}, {"over_at": 0.03}])
     def test_it_is_woken_for(self, side: Outbox, times: dict[str, float]) -> None:
         wanted = claim("a", **times)
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch)
         assert step.wakes_at == 0.03
-        assert [ticket for ticket, _ in side.step(0.03, []).done] == [wanted]
+        assert [request for request, _ in side.step(0.03, []).done] == [wanted]
 
     def test_nothing_is_woken_for_where_nothing_waits(self, side: Outbox) -> None:
         assert side.step(0.0, []).wakes_at == inf
@@ -481,8 +483,8 @@ class TestWithdrawn:
         wanted.withdrawn = True
         step = side.step(0.0, [wanted])
         assert step.batch == []
-        [(ticket, outcome)] = step.done
-        assert ticket is wanted
+        [(request, outcome)] = step.done
+        assert request is wanted
         assert isinstance(outcome.error, NotSentError)
 
     def test_after_a_failure_it_is_not_sent_again(self, side: Outbox) -> None:
@@ -490,15 +492,15 @@ class TestWithdrawn:
         batch = side.step(0.0, [wanted]).batch
         wanted.withdrawn = True
         step = fail(side, 0.0, batch)
-        assert [(ticket, outcome.error) for ticket, outcome in step.done] == [(wanted, UNAVAILABLE)]
+        assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
         assert step.failed == []
 
     def test_while_it_waits_after_a_failure_it_ends_with_its_error(self, side: Outbox) -> None:
         wanted = claim("a")
         fail(side, 0.0, side.step(0.0, [wanted]).batch)
         wanted.withdrawn = True
-        [(ticket, outcome)] = side.step(0.01, []).done
-        assert (ticket, outcome.error) == (wanted, UNAVAILABLE)
+        [(request, outcome)] = side.step(0.01, []).done
+        assert (request, outcome.error) == (wanted, UNAVAILABLE)
 
     def test_its_answer_is_told_for_what_was_granted_is_to_be_given_back(
         self, side: Outbox
@@ -507,7 +509,7 @@ class TestWithdrawn:
         batch = side.step(0.0, [wanted]).batch
         wanted.withdrawn = True
         step = side.step(0.0, [], [(each, Outcome("granted")) for each in batch])
-        assert [(ticket, outcome.answer) for ticket, outcome in step.done] == [(wanted, "granted")]
+        assert [(each, outcome.answer) for each, outcome in step.done] == [(wanted, "granted")]
 
 
 class TestNoConnection:
@@ -517,10 +519,10 @@ class TestNoConnection:
         batch = side.step(3.0, [first, second, third]).batch
         assert batch == [first, third]
         step = side.fail_all(3.0, Outcome(error=UNAVAILABLE))
-        assert [ticket for ticket, _ in step.failed] == [second]
+        assert [request for request, _ in step.failed] == [second]
         step = fail(side, 3.0, batch)
-        assert [ticket for ticket, _ in step.failed] == [first]
-        assert [ticket for ticket, _ in step.done] == [third]
+        assert [request for request, _ in step.failed] == [first]
+        assert [request for request, _ in step.done] == [third]
         assert side.waiting == [first, second]
 
     def test_what_waits_after_a_failure_does_not_fail_again(self, side: Outbox) -> None:
@@ -534,7 +536,7 @@ class TestNoConnection:
         first, second = release("a"), claim("b", 1.0)
         side.step(1.0, [first, second])
         step = side.fail_all(1.0, Outcome(error=UNAVAILABLE), stopped=True)
-        assert [ticket for ticket, _ in step.done] == [second]
+        assert [request for request, _ in step.done] == [second]
 
 
 OUTCOMES: dict[str, Exception | None] = {
@@ -549,7 +551,7 @@ seconds = st.floats(0.0, 20.0)
 
 
 class Everything(RuleBasedStateMachine):
-    """Whatever comes: each ticket ends exactly once, and none is forgotten."""
+    """Whatever comes: each request ends exactly once, and none is forgotten."""
 
     @initialize(jitter=st.sampled_from([0.8, 1.0, 1.2]))
     def begin(self, jitter: float) -> None:
@@ -562,10 +564,10 @@ class Everything(RuleBasedStateMachine):
         self.batch: list[Any] = []
         self.wakes_at = inf
 
-    def add(self, ticket: Wanted) -> None:
+    def add(self, request: Wanted) -> None:
         self.now += 0.001  # no two come at the same time
-        self.coming.append(ticket)
-        self.all.append(ticket)
+        self.coming.append(request)
+        self.all.append(request)
 
     @rule(task=tasks, tried_for=seconds, turn_within=seconds, over_after=seconds | st.just(inf))
     def want(self, task: str, tried_for: float, turn_within: float, over_after: float) -> None:
@@ -574,22 +576,22 @@ class Everything(RuleBasedStateMachine):
             "tried_until": self.now + tried_for,
             "turn_until": self.now + turn_within,
         }
-        self.add(Wanted(Claim(task), self.now + over_after, **times))
+        self.add(Wanted(task, over_at=self.now + over_after, **times))
 
     @rule(task=tasks, tried_for=seconds)
     def end(self, task: str, tried_for: float) -> None:
-        self.add(Released(Release(task), came=self.now, tried_until=self.now + tried_for))
+        self.add(Released(task, came=self.now, tried_until=self.now + tried_for))
 
     @rule()
     def ask(self) -> None:
-        self.add(Wanted(Claim("", alone=True), came=self.now))
+        self.add(Wanted("", alone=True, came=self.now))
 
     @precondition(lambda self: all(self.ended[each] for each in self.all if each.by == -inf))
     @rule()
     def renew(self) -> None:
-        ticket = Wanted(Claim("", alone=True), came=self.now)
-        ticket.by = -inf
-        self.add(ticket)
+        request = Wanted("", alone=True, came=self.now)
+        request.by = -inf
+        self.add(request)
 
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
@@ -651,27 +653,25 @@ class Everything(RuleBasedStateMachine):
         return step
 
     def note(self, step: ToSend) -> None:
-        for ticket, _ in step.done:
-            assert isinstance(ticket, Wanted)
-            self.ended[ticket] += 1
-        for ticket, _ in step.failed:  # a release can go again at once, before a claim
-            assert ticket in self.side.waiting or (ticket.is_release and ticket in step.batch)
+        for request, _ in step.done:
+            assert isinstance(request, Wanted)
+            self.ended[request] += 1
+        for request, _ in step.failed:  # a release can go again at once, before a claim
+            assert request in self.side.waiting or (request.is_release and request in step.batch)
 
     def check_batch(self, batch: list[Any]) -> None:
-        tasks = [each.request.task_name for each in batch]
+        tasks = [each.task_name for each in batch]
         assert len(tasks) == len(set(tasks)) <= MOST_TOGETHER
-        assert len({each.request.kind for each in batch}) <= 1
-        assert len(batch) == 1 or not any(each.request.goes_alone for each in batch)
+        assert len({each.kind for each in batch}) <= 1
+        assert len(batch) == 1 or not any(each.goes_alone for each in batch)
         ready = [each for each in self.side.waiting if each.not_before <= self.now]
         for each in batch:
             assert not each.is_unwanted
             assert self.now < min(each.turn_until, each.ends.over_at)
             assert batch[0].by <= each.by
-            of_its_task = [other for other in ready if other.request.task_name in tasks]
+            of_its_task = [other for other in ready if other.task_name in tasks]
             assert all(
-                other.by > each.by
-                for other in of_its_task
-                if other.request.task_name == each.request.task_name
+                other.by > each.by for other in of_its_task if other.task_name == each.task_name
             )
         assert all(batch[0].by <= other.by for other in ready) if batch else not ready
 

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
-from apscheduler_tasklock._database.thread import AwaitedTicket, ReplicaThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.errors import (
@@ -240,7 +240,7 @@ class TestALongClaimTimeout:
         self, make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         locks = make_locks(claim_timeout=600)
-        sent: list[AwaitedTicket[Any, Any]] = []
+        sent: list[Any] = []
         get = ReplicaThread.get
         monkeypatch.setattr(
             ReplicaThread, "get", lambda self, asked: sent.append(asked) or get(self, asked)

@@ -22,18 +22,17 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
-from apscheduler_tasklock._database import awaited_ticket
+from apscheduler_tasklock._database import awaited_request
 from apscheduler_tasklock._database import thread as module
-from apscheduler_tasklock._database.awaited_ticket import AwaitedTicket
+from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import BACKOFF, jittered
-from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Ticket
+from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.event_loops import abandoned_loop
-from tests.support.exchanges import NAME, Setup
-from tests.support.exchanges import AwaitedTicket as InThread
+from tests.support.exchanges import NAME, InThread, Setup, Wanted, timed
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -42,7 +41,7 @@ Connection = psycopg.Connection[Any]
 PATIENCE = 60.0
 
 
-class Numbers(Request[int]):
+class Numbers(AwaitedRequest[int, int]):
     """Asks the server for a number that it has.
 
     :cvar sent: the numbers of each statement, in the order in which they went
@@ -51,11 +50,12 @@ class Numbers(Request[int]):
     sent: ClassVar[list[list[int]]] = []
 
     def __init__(self, number: int, task_name: str = "", query: str = "$1") -> None:
+        super().__init__(Deadline(None), came=time.monotonic())
         self.kind = Numbers
         self.number = number
         self.task_name = task_name or f"task {number}"
         self.query = query
-        self.failures: list[BaseException] = []
+        self.errors: list[BaseException] = []
 
     def send(self, cursor: Any) -> int:
         self.sent.append([self.number])
@@ -75,7 +75,7 @@ class Numbers(Request[int]):
         ]
 
     def note_failure(self, error: BaseException) -> None:
-        self.failures.append(error)
+        self.errors.append(error)
 
 
 class Held:
@@ -83,10 +83,9 @@ class Held:
 
     def __init__(self, answer: str = "answer") -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self.request: Call[str] = Call(self._wait)
         self.answer = answer
 
-    def _wait(self, _cursor: Any) -> str:
+    def statement(self, _cursor: Any) -> str:
         self.begun.set()
         assert self.go_on.wait(PATIENCE)
         return self.answer
@@ -97,9 +96,9 @@ class Renewal:
 
     due_at = urgent_at = inf
 
-    def ticket(self, now: float) -> Ticket[Any]:
+    def request(self, now: float) -> Request[Any]:
         self.due_at = inf
-        renewal: Ticket[Any] = Ticket(Call(self.send), Deadline(None), came=now)
+        renewal = Call(self.send, Deadline(None), came=now)
         renewal.by = -inf
         return renewal
 
@@ -157,19 +156,18 @@ def pid(cursor: Any) -> int:
 
 
 def asked_of(
-    setup: Setup, request: Request[Any], discarded: list[Any] | None = None, **options: Any
-) -> AwaitedTicket[Any, Any]:
+    setup: Setup, wanted: Wanted, discarded: list[Any] | None = None, **options: Any
+) -> AwaitedRequest[Any, Any]:
     """Return a request that can be sent, with what is done with an answer that nobody wants."""
-    discard = None if discarded is None else discarded.append
-    deadline = Deadline(setup.closing)
-    return AwaitedTicket(
-        request, deadline, Outcome.result, discard, came=time.monotonic(), **options
-    )
+    asked = timed(wanted, Deadline(setup.closing), **options)
+    if discarded is not None:
+        asked.discard = discarded.append  # type: ignore[method-assign]  # of this request only
+    return asked
 
 
-def submit(setup: Setup, *requests: Request[Any], **options: Any) -> list[AwaitedTicket[Any, Any]]:
+def submit(setup: Setup, *wanted: Wanted, **options: Any) -> list[AwaitedRequest[Any, Any]]:
     """Send requests, and wait for none."""
-    asked = [asked_of(setup, request, **options) for request in requests]
+    asked = [asked_of(setup, each, **options) for each in wanted]
     for each in asked:
         setup.database.submit(each)
     return asked
@@ -178,15 +176,15 @@ def submit(setup: Setup, *requests: Request[Any], **options: Any) -> list[Awaite
 class TestTheThread:
     def test_is_one_that_the_first_request_starts(self, setup: Setup) -> None:
         assert threads() == []
-        asked = setup.ask_all([Call(this_thread), Call(this_thread), Call(this_thread)])
+        asked = setup.ask_all([this_thread, this_thread, this_thread])
         assert {each.answer for each in asked} == set(threads())
         assert len(threads()) == 1
 
     @lingers(0.05)
     def test_ends_some_time_after_the_last_and_the_next_starts_another(self, setup: Setup) -> None:
-        first = setup.ask(Call(this_thread))
+        first = setup.ask(this_thread)
         eventually(lambda: not first.is_alive())
-        assert setup.ask(Call(this_thread)) is not first
+        assert setup.ask(this_thread) is not first
         eventually(lambda: threads() == [])
 
     @lingers(0.0)
@@ -198,7 +196,7 @@ class TestTheThread:
             if len(tried) < 4:
                 raise TaskLockDatabaseError("not yet")
 
-        setup.database.ask(Call(fail), Deadline(setup.closing), tried_for=PATIENCE)
+        setup.database.ask(fail, Deadline(setup.closing), tried_for=PATIENCE)
         assert len(set(tried)) == 1
         assert len(tried) == 4
 
@@ -234,7 +232,7 @@ class TestTheThread:
         sys.setswitchinterval(1e-6)
         try:
             for number in range(500):
-                [asked] = submit(setup, Call(this_thread))
+                [asked] = submit(setup, this_thread)
                 assert isinstance(asked.wait(PATIENCE), threading.Thread), number
         finally:
             sys.setswitchinterval(interval)
@@ -278,9 +276,9 @@ class TestTheThread:
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As to Python up to 3.12, if a signal handler raises in ``Thread.is_alive``."""
-        first = setup.ask(Call(this_thread))
+        first = setup.ask(this_thread)
         monkeypatch.setattr(threading.Thread, "is_alive", lambda _thread: False)
-        assert setup.ask(Call(this_thread)) is first
+        assert setup.ask(this_thread) is first
         assert threads() == [first]
 
 
@@ -327,7 +325,7 @@ class TestWhileItWaits:
 
         engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
         setup = make_setup(engine)
-        [asked] = submit(setup, Call(this_thread))
+        [asked] = submit(setup, this_thread)
         assert begun.wait(PATIENCE)
         setup.database.post(driven, "message")
         eventually(lambda: driven.taken == ["message"])
@@ -365,7 +363,7 @@ class TestTogether:
         renewal = Renewal()
         setup = make_setup(database_url, renewing=renewal)
         renewal.due_at = time.monotonic() + 0.3
-        setup.ask(Call(this_thread))
+        setup.ask(this_thread)
         eventually(lambda: Numbers.sent == [[-1]])
 
 
@@ -397,7 +395,7 @@ class TestFailures:
         asked = setup.ask_all([Numbers(1), Numbers(2, query=f"CASE WHEN {end} THEN 1 END")])
         assert all(isinstance(each.error, TaskLockDatabaseError) for each in asked)
         assert asked[0].error is not asked[1].error  # each thread raises one of its own
-        assert all(isinstance(each.request.failures[0], psycopg.Error) for each in asked)
+        assert all(isinstance(each.request.errors[0], psycopg.Error) for each in asked)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert setup.ask(Numbers(3)) == 3
 
@@ -409,8 +407,8 @@ class TestFailures:
             cursor.execute("SELECT 1 / 0")
 
         with pytest.raises(TaskLockError, match="22012"):
-            setup.ask(Call(fail))
-        assert setup.ask(Call(pid)) not in failed
+            setup.ask(fail)
+        assert setup.ask(pid) not in failed
 
     def test_where_no_connection_comes_all_that_wait_are_told(
         self, proxy: Proxy, make_setup: Callable[..., Setup]
@@ -418,7 +416,7 @@ class TestFailures:
         Numbers.sent = []
         setup = make_setup(proxy.url)
         with setup.in_use():
-            asked = submit(setup, Numbers(1), Call(this_thread), Numbers(2))
+            asked = submit(setup, Numbers(1), this_thread, Numbers(2))
             proxy.accepting = False
             proxy.cut_all()
         for each in asked:
@@ -430,7 +428,7 @@ class TestFailures:
 
     def test_a_turn_that_does_not_come_in_time_sends_nothing(self, setup: Setup) -> None:
         held = Held()
-        [first] = submit(setup, held.request)
+        [first] = submit(setup, held.statement)
         assert held.begun.wait(PATIENCE)
         late = InThread(setup, Numbers(1))
         late.setup = setup
@@ -474,7 +472,7 @@ class TestAMistakeOfItsOwn:
         first, second = setup.ask_all([Miscounted(1), Miscounted(2)])
         for each in (first, second):
             assert "the task lock's thread failed" in str(each.error)
-            assert len(each.request.failures) == 1
+            assert len(each.request.errors) == 1
         assert first.error is not second.error
         assert "The task lock's thread failed" in caplog.text
         assert setup.ask(Numbers(3)) == 3
@@ -484,7 +482,7 @@ class TestAMistakeOfItsOwn:
     def test_costs_nobody_else_an_answer(
         self, setup: Setup, caplog: pytest.LogCaptureFixture, where: str
     ) -> None:
-        class Broken(AwaitedTicket[Any, Any]):
+        class Broken(Numbers):
             pass
 
         def fail(*_: Any) -> None:
@@ -492,8 +490,7 @@ class TestAMistakeOfItsOwn:
 
         setattr(Broken, where, fail)
         number = -1 if where == "fail" else 1
-        times = {"came": time.monotonic(), "tried_until": time.monotonic() + PATIENCE}
-        broken = Broken(Numbers(number), Deadline(setup.closing), Outcome.result, **times)
+        broken = asked_of(setup, Broken(number), tried_until=time.monotonic() + PATIENCE)
         with setup.in_use():
             setup.database.submit(broken)
             asked = submit(setup, Numbers(2), Numbers(3))
@@ -542,7 +539,7 @@ class TestIsLive:
         def fail(_cursor: Any) -> None:
             raise TaskLockDatabaseError("never")
 
-        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        [asked] = submit(setup, fail, tried_until=time.monotonic() + PATIENCE)
         eventually(lambda: setup.database.is_live and asked.failures > 3)
         asked.withdraw()
 
@@ -558,7 +555,7 @@ class TestIsLive:
         def fail(_cursor: Any) -> None:
             raise TaskLockDatabaseError("never")
 
-        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        [asked] = submit(setup, fail, tried_until=time.monotonic() + PATIENCE)
         eventually(lambda: not setup.database.is_live)
         asked.withdraw()
 
@@ -569,7 +566,7 @@ class TestIsLive:
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            setup.ask(Call(interrupt))
+            setup.ask(interrupt)
         asked = setup.database
         eventually(lambda: asked.is_live)
 
@@ -586,7 +583,7 @@ class TestWhoIsInterrupted:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         with pytest.raises(KeyboardInterrupt):
-            setup.database.get(asked_of(setup, held.request, discarded))
+            setup.database.get(asked_of(setup, held.statement, discarded))
         interrupting.join(PATIENCE)
         assert discarded == []
         held.go_on.set()
@@ -657,7 +654,7 @@ class TestWhoIsInterrupted:
         with pytest.raises(KeyboardInterrupt):
             setup.ask(request)
         assert setup.ask(Numbers(2)) == 2
-        assert [type(error) for error in request.failures] == [KeyboardInterrupt]
+        assert [type(error) for error in request.errors] == [KeyboardInterrupt]
 
 
 class Interrupted(InThread):
@@ -666,12 +663,12 @@ class Interrupted(InThread):
     :param number: of the line, among those that it passes
     """
 
-    def __init__(self, setup: Setup, asked: AwaitedTicket[Any, Any], number: int) -> None:
+    def __init__(self, setup: Setup, asked: AwaitedRequest[Any, Any], number: int) -> None:
         self.asked = asked
         self.number = number
         self.passed: set[tuple[str, int]] = set()
         self.where = ""
-        super().__init__(setup, asked.request)
+        super().__init__(setup, asked)
 
     def run(self) -> None:
         sys.settrace(self.trace)
@@ -684,7 +681,7 @@ class Interrupted(InThread):
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        is_ours = code.co_filename in {module.__file__, awaited_ticket.__file__}
+        is_ours = code.co_filename in {module.__file__, awaited_request.__file__}
         if not is_ours or code.co_name == "withdraw":
             return None
         # Python interrupts nobody at the end of a `with`, which is its first line once more, nor
@@ -705,7 +702,7 @@ class TestWithoutAThread:
     def test_a_request_goes_on_in_the_thread_that_asks(
         self, setup: Setup, no_threads: None
     ) -> None:
-        assert setup.ask(Call(this_thread)) is threading.current_thread()
+        assert setup.ask(this_thread) is threading.current_thread()
         assert threads() == []
 
     def test_it_waits_for_no_renewal_when_it_is_answered(
@@ -716,11 +713,11 @@ class TestWithoutAThread:
         class Later:
             due_at = urgent_at = time.monotonic() + 10 * PATIENCE
 
-            def ticket(self, _now: float) -> None:
+            def request(self, _now: float) -> None:
                 return None
 
         setup = make_setup(database_url, renewing=Later())
-        asked = InThread(setup, Call(this_thread))
+        asked = InThread(setup, this_thread)
         assert asked.ended().answer is not None
         Later.due_at = inf
 
@@ -755,13 +752,12 @@ class TestWithoutAThread:
         """As the release of a claim that may have been granted."""
         then = asked_of(setup, Numbers(2))
 
-        def conclude(outcome: Outcome[int]) -> int:
-            setup.database.submit(then)
-            return outcome.result()
+        class First(Numbers):
+            def conclude(self, outcome: Outcome[int]) -> int:
+                setup.database.submit(then)
+                return outcome.result()
 
-        times = {"came": time.monotonic()}
-        first = AwaitedTicket(Numbers(1), Deadline(setup.closing), conclude, **times)
-        assert setup.database.get(first) == 1
+        assert setup.database.get(asked_of(setup, First(1))) == 1
         assert then.wait(PATIENCE) == 2
 
     def test_the_next_has_a_thread_again(
@@ -770,7 +766,7 @@ class TestWithoutAThread:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", no_thread)
             assert setup.ask(Numbers(1)) == 1
-        assert [setup.ask(Call(this_thread))] == threads()
+        assert [setup.ask(this_thread)] == threads()
 
     def test_closing_sends_what_waits_to_be_sent_again(
         self, setup: Setup, no_threads: None
@@ -785,13 +781,13 @@ class TestWithoutAThread:
         def fail(_cursor: Any) -> None:
             raise TaskLockDatabaseError("never")
 
-        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        [asked] = submit(setup, fail, tried_until=time.monotonic() + PATIENCE)
         setup.database.close(time.monotonic() + 0.1)
         assert not asked.future.done()
         asked.withdraw()
 
 
-class Again(AwaitedTicket[str, str]):
+class Again(AwaitedCall[str]):
     """What fails twice, and is sent again after a long pause."""
 
     backoff = (0.7,)
@@ -799,7 +795,7 @@ class Again(AwaitedTicket[str, str]):
     def __init__(self, setup: Setup) -> None:
         now = time.monotonic()
         times = {"came": now, "tried_until": now + PATIENCE}
-        super().__init__(Call(self._try), Deadline(setup.closing), Outcome.result, **times)
+        super().__init__(self._try, Deadline(setup.closing), **times)
         self._tried = 0
 
     def _try(self, _cursor: Any) -> str:
@@ -818,7 +814,7 @@ class TestACoroutine:
         held = Held()
 
         async def ask() -> str:
-            [asked] = submit(setup, held.request)
+            [asked] = submit(setup, held.statement)
             waiting = asyncio.ensure_future(asked.result())
             while not held.begun.is_set():
                 await asyncio.sleep(0.01)
@@ -870,7 +866,7 @@ class TestACoroutine:
         held, discarded = Held(), list[Any]()
 
         async def ask() -> None:
-            [asked] = submit(setup, held.request, discarded=discarded)
+            [asked] = submit(setup, held.statement, discarded=discarded)
             waiting = asyncio.ensure_future(asked.result())
             while not held.begun.is_set():
                 await asyncio.sleep(0.01)
@@ -885,7 +881,7 @@ class TestACoroutine:
         held, discarded = Held(), list[Any]()
 
         async def ask() -> None:
-            [asked] = submit(setup, held.request, discarded=discarded)
+            [asked] = submit(setup, held.statement, discarded=discarded)
             waiting = asyncio.ensure_future(asked.result())
             await asyncio.sleep(0)  # it waits from now on
             held.go_on.set()
@@ -906,7 +902,7 @@ class TestACoroutine:
         loop = abandoned_loop()
 
         async def ask() -> Any:
-            [asked] = submit(setup, held.request, discarded=discarded)
+            [asked] = submit(setup, held.statement, discarded=discarded)
             return await asked.result()
 
         coroutine = ask()
@@ -927,7 +923,7 @@ class TestACoroutine:
         loop = asyncio.new_event_loop()
 
         async def ask() -> Any:
-            [asked] = submit(setup, held.request, discarded=discarded)
+            [asked] = submit(setup, held.statement, discarded=discarded)
             return await asked.result()
 
         coroutine = ask()
@@ -991,7 +987,7 @@ class TestHangs:
         setup = setup_of_engine
         with monkeypatch.context() as patched:
             patched.setattr("apscheduler_tasklock._database.deadline.time", HurryingClock())
-            asked = submit(setup, Call(this_thread), Call(this_thread), Call(this_thread))
+            asked = submit(setup, this_thread, this_thread, this_thread)
             for each in asked:
                 with pytest.raises(TaskLockDatabaseError, match="no connection came within"):
                     each.wait(PATIENCE)
@@ -1112,24 +1108,24 @@ class HangingEngine:
             return self.opened[-1]
 
 
-def answered(setup: Setup, request: Request[Any]) -> Any:
+def answered(setup: Setup, wanted: Wanted) -> Any:
     with suppress(TaskLockDatabaseError):
-        return setup.ask(request)
+        return setup.ask(wanted)
 
 
 @pytest.mark.direct("it counts the library's connections in the server")
 class TestOneConnection:
     def test_is_kept_while_nothing_is_asked(self, setup: Setup, connection: Connection) -> None:
         assert pids(connection) == set()
-        first = setup.ask(Call(pid))
-        assert setup.ask(Call(pid)) == first
+        first = setup.ask(pid)
+        assert setup.ask(pid) == first
         assert pids(connection) == {first}
 
     @lingers(0.0)
     def test_is_kept_when_the_thread_ends(self, setup: Setup, connection: Connection) -> None:
-        first = setup.ask(Call(pid))
+        first = setup.ask(pid)
         eventually(lambda: threads() == [])
-        assert setup.ask(Call(pid)) == first
+        assert setup.ask(pid) == first
 
     @pytest.mark.parametrize("given", ["a URL", "an engine"])
     def test_that_was_ended_while_idle_is_replaced_in_silence(
@@ -1157,7 +1153,7 @@ class TestOneConnection:
         assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
 
     def test_none_is_left_after_closing(self, setup: Setup, connection: Connection) -> None:
-        thread = setup.ask(Call(this_thread))
+        thread = setup.ask(this_thread)
         setup.database.close(time.monotonic() + PATIENCE)
         eventually(lambda: not thread.is_alive())
         eventually(lambda: not pids(connection))
@@ -1182,7 +1178,7 @@ class TestOneConnection:
 class TestClosing:
     def test_waits_for_what_is_pending(self, setup: Setup) -> None:
         held = Held()
-        first, second = submit(setup, held.request, Numbers(1))
+        first, second = submit(setup, held.statement, Numbers(1))
         assert held.begun.wait(PATIENCE)
         closing = threading.Thread(target=setup.database.close, args=[time.monotonic() + PATIENCE])
         closing.start()
@@ -1202,13 +1198,13 @@ class TestClosing:
                 raise TaskLockDatabaseError("not yet")
             return "sent"
 
-        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        [asked] = submit(setup, fail, tried_until=time.monotonic() + PATIENCE)
         setup.database.close(time.monotonic() + PATIENCE)
         assert asked.wait(0) == "sent"
 
     def test_gives_up_in_time(self, setup: Setup) -> None:
         held = Held()
-        [asked] = submit(setup, held.request)
+        [asked] = submit(setup, held.statement)
         assert held.begun.wait(PATIENCE)
         setup.database.close(time.monotonic() + 0.1)
         assert not asked.future.done()
@@ -1247,6 +1243,6 @@ class TestClosing:
             engine.dispose()
             return cursor.connection
 
-        used = setup.ask(Call(dispose))
+        used = setup.ask(dispose)
         setup.database.close(time.monotonic() + PATIENCE)
         eventually(lambda: used.closed)

@@ -19,7 +19,6 @@ from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
-from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
@@ -134,7 +133,7 @@ def test_what_is_asked_meanwhile_wakes_the_thread(listen: Listen, direct_url: st
     eventually(lambda: heard.count)
     for _ in range(10):
         time.sleep(0.01)  # lets the thread wait again; nothing is expected to happen meanwhile
-        heard.setup.ask(Call(lambda cursor: cursor.execute("SELECT 1").fetchone()))
+        heard.setup.ask(lambda cursor: cursor.execute("SELECT 1").fetchone())
 
 
 def test_what_is_notified_during_a_statement_is_heard_after_it(
@@ -151,7 +150,7 @@ def test_what_is_notified_during_a_statement_is_heard_after_it(
         cursor.execute("SELECT 1").fetchone()
         in_statement.append(heard.count)
 
-    heard.setup.ask(Call(ask))
+    heard.setup.ask(ask)
     eventually(lambda: heard.count > before)
     assert in_statement == [before]
 
@@ -169,7 +168,7 @@ def test_what_has_come_with_an_answer_is_heard_though_nothing_more_comes(
         cursor.connection.pgconn.consume_input()
         assert not wait_for([cursor.connection.fileno()], 0.0)
 
-    heard.setup.ask(Call(ask))
+    heard.setup.ask(ask)
     eventually(lambda: heard.count > before)
 
 
@@ -190,7 +189,7 @@ def test_one_that_was_closed_after_a_statement_that_failed_is_replaced_too(
     eventually(lambda: heard.count)
     before = heard.count
     with pytest.raises(TaskLockError):
-        heard.setup.ask(Call(lambda cursor: cursor.execute("SELECT 1 / 0")))
+        heard.setup.ask(lambda cursor: cursor.execute("SELECT 1 / 0"))
     eventually(lambda: heard.count > before)
     is_told(heard, connection)
 
@@ -280,14 +279,14 @@ def test_what_is_rejected_is_tried_again_ever_later() -> None:
         NoSession(1.0), CHANNEL, lambda: None, closing, Rejections(), Timings(listen_again=2.0)
     )
     try:
-        ticket = listening.ticket(0.0)
-        assert ticket is not None
-        assert list(ticket.rejected_backoff) == [2, 4, 8, 16, 32, 60]
-        assert ticket.not_before == 0.0
-        assert listening.ticket(0.0) is None  # it is under way
+        request = listening.request(0.0)
+        assert request is not None
+        assert list(request.rejected_backoff) == [2, 4, 8, 16, 32, 60]
+        assert request.not_before == 0.0
+        assert listening.request(0.0) is None  # it is under way
     finally:
         listening.stop()
-    assert ticket.is_unwanted
+    assert request.is_unwanted
 
 
 def test_a_server_that_does_not_know_how_to_notify_is_told_once(
@@ -309,7 +308,7 @@ def test_a_server_that_does_not_know_how_to_notify_is_told_once(
     eventually(lambda: heard.rejections.has(NOTIFICATIONS))
     (told,) = heard.rejections.reported()
     assert "found by polling, not at once, because listening for them failed: " in told
-    assert heard.setup.ask(Call(lambda cursor: cursor.execute("SELECT 1").fetchone())) == (1,)
+    assert heard.setup.ask(lambda cursor: cursor.execute("SELECT 1").fetchone()) == (1,)
     eventually(lambda: len(attempts) >= 3)
     assert caplog.text.count("Rejected by the database") == 1
 
@@ -345,6 +344,6 @@ def test_through_a_pooler_nothing_is_listened_for(
     heard = listen(proxy.url, linger=0.01)
     eventually(lambda: "There is a pooler before the database" in caplog.text)
     eventually(lambda: not heard.setup.database.has_thread)
-    heard.setup.ask(Call(lambda cursor: cursor.execute("SELECT 1").fetchone()))
+    heard.setup.ask(lambda cursor: cursor.execute("SELECT 1").fetchone())
     assert caplog.text.count("There is a pooler before the database") == 1
     assert b"LISTEN" not in b"".join(sent)

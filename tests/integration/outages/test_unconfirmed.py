@@ -155,11 +155,11 @@ def test_a_release_that_is_not_confirmed_is_sent_again(
     locks = make()
     lock = held(locks)
     with lonely.hanging():
-        ticket = locks.begin_release(lock)
+        release = locks.begin_release(lock)
         lonely.cancel_first()
         written = lonely.run(VERSION)
     eventually(lambda: lonely.run(VERSION) != written)
-    assert ticket.release.in_doubt
+    assert release.in_doubt
 
 
 def _lead(locks: LockClient, _url: str) -> object:

@@ -14,7 +14,6 @@ from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import TaskLockDatabaseError
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._shutdown import Closing
@@ -43,7 +42,7 @@ def engine(proxy: Proxy) -> Iterator[Engine]:
 
 
 def answered(setup: Setup) -> bool:
-    answer: tuple[bool] = setup.ask(Call(lambda cursor: cursor.execute("SELECT true").fetchone()))
+    answer: tuple[bool] = setup.ask(lambda cursor: cursor.execute("SELECT true").fetchone())
     return answer[0]
 
 
@@ -82,7 +81,10 @@ def test_what_goes_on_during_a_shutdown_waits_on(
     setup = make_setup(proxy.url, timeout=180, timings=PATIENT)
     assert answered(setup)
     gate.shut()
-    select = Call(lambda cursor: cursor.execute("SELECT true").fetchone())
+
+    def select(cursor: Any) -> Any:
+        return cursor.execute("SELECT true").fetchone()
+
     renewal = pool.submit(setup.database.ask, select, Deadline(None, inf))
     assert gate.reached.wait(60)
     setup.closing.stop()

@@ -1,20 +1,19 @@
-"""Tickets whose result a thread or a coroutine waits for."""
+"""Requests whose result a thread or a coroutine waits for."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.outbox import Ticket
 from apscheduler_tasklock._database.plain_future import PlainFuture
-from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._shutdown import CANCEL_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
@@ -25,32 +24,20 @@ Result = TypeVar("Result")
 LOOK_INTERVAL = 0.5
 
 
-class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
-    """A ticket whose result a thread or a coroutine waits for.
+class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
+    """A request whose result a thread or a coroutine waits for.
 
-    :param conclude: makes the result from the request's outcome, or raises. The replica's thread
-        calls it once, also for a withdrawn ticket. Must not wait.
-    :param discard: called with a result that nobody waits for any more. Must not wait.
-    :param patience: limits the wait while attempts fail, in seconds since the ticket came. If the
-        next attempt is due after this limit, the waiter gets the error at once, and the ticket is
-        sent again nevertheless. ``None``: the waiter waits as long as the ticket is sent again
+    :param patience: limits the wait while attempts fail, in seconds since the request came. If the
+        next attempt is due after this limit, the waiter gets the error at once, and the request is
+        sent again nevertheless. ``None``: the waiter waits as long as the request is sent again
     :ivar future: the result
     """
 
     def __init__(
-        self,
-        request: Request[Answer],
-        deadline: Deadline,
-        conclude: Callable[[Outcome[Answer]], Result],
-        discard: Callable[[Result], object] | None = None,
-        *,
-        patience: float | None = None,
-        **times: float,
+        self, deadline: Deadline, *, patience: float | None = None, **times: float
     ) -> None:
-        super().__init__(request, deadline, **times)
+        super().__init__(deadline, **times)
         self.future: PlainFuture[Result] = PlainFuture()
-        self._conclude = conclude
-        self._discard = discard or _ignore
         self._patience = patience
         self._untaken = [True]
         # The event loop and the future of a waiting coroutine.
@@ -65,18 +52,28 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the client that sends the ticket has stopped claiming."""
-        return isinstance(self.deadline, Deadline) and self.deadline.stopped
+        """Whether the client that sends the request has stopped claiming."""
+        return self.deadline.stopped
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether the ticket was withdrawn. Never true of a release, which is sent in any case."""
+        """Whether the request was withdrawn. Never true of a release, which is sent in any case."""
         return self.future.cancelled() and not self.is_release
+
+    def conclude(self, outcome: Outcome[Answer]) -> Result:
+        """Make the result from the request's outcome, or raise.
+
+        The replica's thread calls this once, also for a withdrawn request. Must not wait.
+        """
+        return outcome.result()  # type: ignore[return-value]  # a subclass may have other results
+
+    def discard(self, result: Result) -> None:
+        """Take a result that nobody waits for any more. Must not wait."""
 
     def finish(self, outcome: Outcome[Answer]) -> None:
         """Make the result, and wake the waiter."""
         try:
-            result = self._conclude(outcome)
+            result = self.conclude(outcome)
         except BaseException as error:  # noqa: BLE001  # the waiter gets any error
             self._set_error(error)
             return
@@ -86,7 +83,7 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
             self._dispose(result)
 
     def fail(self, outcome: Outcome[Answer]) -> None:
-        """End the waiter's wait with the error of an attempt, if the ticket has a ``patience``.
+        """End the waiter's wait with the error of an attempt, if the request has a ``patience``.
 
         The wait ends if the error is a rejection, or if the next attempt comes after the patience.
         """
@@ -106,7 +103,7 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
         self._set_error(error)
 
     def withdraw(self) -> None:
-        """Withdraw the ticket. Its result is discarded, also if it has come already."""
+        """Withdraw the request. Its result is discarded, also if it has come already."""
         if not self.future.cancel() and self.future.exception() is None:
             self._dispose(self.future.result())
 
@@ -116,7 +113,7 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
 
     def _dispose(self, result: Result) -> None:
         if self._take():
-            self._discard(result)
+            self.discard(result)
 
     def _take(self) -> bool:
         """Take the result, to use it or to discard it; return whether nobody has taken it before.
@@ -165,11 +162,11 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
         return self.future.wait(min(LOOK_INTERVAL, until - time.monotonic()))
 
     async def result(self) -> Result:
-        """Wait for the result, in a coroutine. If the coroutine is cancelled, withdraw the ticket.
+        """Wait for the result, in a coroutine. If the coroutine is cancelled, withdraw the request.
 
         :raises TaskLockError: the request failed
         """
-        if self.waiter is None:  # the ticket was sent where no loop ran
+        if self.waiter is None:  # the request was sent where no loop ran
             loop = asyncio.get_running_loop()
             self.waiter = loop.create_future()
             self.future.add_done_callback(lambda _future: self._wake_on(loop))
@@ -194,30 +191,30 @@ class AwaitedTicket(Ticket[Answer], Generic[Answer, Result]):
             del self
 
 
-def wake_loops(finished: Iterable[Ticket[Any]]) -> None:
+class AwaitedCall(Call[Answer], AwaitedRequest[Answer, Answer]):
+    """A request whose statement a function sends, and whose answer somebody waits for."""
+
+
+def wake_loops(finished: Iterable[Request[Any]]) -> None:
     """Wake the coroutines whose results have come.
 
     All coroutines of one event loop share one wake-up, because a wake-up is a system call.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[AwaitedTicket[Any, Any]]] = {}
-    for ticket in finished:
-        if isinstance(ticket, AwaitedTicket) and ticket.loop is not None and ticket.future.done():
-            by_loop.setdefault(ticket.loop, []).append(ticket)
-            ticket.loop = None
+    by_loop: dict[asyncio.AbstractEventLoop, list[AwaitedRequest[Any, Any]]] = {}
+    for each in finished:
+        if isinstance(each, AwaitedRequest) and each.loop is not None and each.future.done():
+            by_loop.setdefault(each.loop, []).append(each)
+            each.loop = None
     for loop, asked in by_loop.items():
         waiters = [each.waiter for each in asked]
         try:
             loop.call_soon_threadsafe(_wake_all, waiters)
         except RuntimeError:  # the loop is closed
-            for each in asked:
-                each.withdraw()
+            for lost in asked:
+                lost.withdraw()
 
 
 def _wake_all(waiters: Sequence[asyncio.Future[None] | None]) -> None:
     for waiter in waiters:
         if waiter is not None and not waiter.done():  # done: the waiting coroutine was cancelled
             waiter.set_result(None)
-
-
-def _ignore(_result: object) -> None:
-    pass

@@ -1,4 +1,4 @@
-"""Claims that one ticket carries: as many are granted as there are workers; each is told."""
+"""Claims that one request carries: as many are granted as there are workers; each is told."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._lock.claims import Claimed, NotNow
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.limited_claims import Claimed, NotNow
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held, row
 from tests.support.faults import CLAIM, Fault
