@@ -39,25 +39,24 @@ ENDING_LIMIT = 3.0
 
 
 class Closing:
-    """Says whether claiming is stopped, and since when. After a stop, waits are shorter."""
+    """Says whether claiming is stopped, and since when. After a stop, waits are shorter.
+
+    :ivar stopped: whether claiming is stopped
+    """
 
     def __init__(self) -> None:
-        self._stopped_at: float | None = None
+        self.stopped = False
+        self._stopped_at = inf
         self._event = threading.Event()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether claiming is stopped."""
-        return self._stopped_at is not None
 
     def is_over(self, limit: float) -> bool:
         """Return whether claiming was stopped more than so many seconds ago."""
-        return self._stopped_at is not None and time.monotonic() > self._stopped_at + limit
+        return time.monotonic() > self._stopped_at + limit
 
     def stop(self) -> None:
         """Stop claiming. Another call changes nothing."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+        self._stopped_at = min(self._stopped_at, time.monotonic())
+        self.stopped = True
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
@@ -70,8 +69,7 @@ class Closing:
         :param since: when the attempt began, on the monotonic clock
         :param limit: limits the attempt once claiming is stopped, in seconds
         """
-        stopped_at = self._stopped_at
-        return inf if stopped_at is None else max(stopped_at, since) + limit
+        return max(self._stopped_at, since) + limit
 
 
 class Shutdown:

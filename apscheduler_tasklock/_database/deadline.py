@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -15,29 +16,43 @@ from apscheduler_tasklock._shutdown import ATTEMPT_LIMIT, CANCEL_LIMIT, Closing
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Result = TypeVar("Result")
-# A time on the monotonic clock, or a function that returns it.
-Until = float | Callable[[], float]
 
 # Limits the seconds that a wait sleeps before it checks its deadline again.
 WAKE_INTERVAL = 0.1
+
+
+@dataclass
+class ReleaseLimit:
+    """Says when waiting releases expire.
+
+    :ivar over_at: that time, on the monotonic clock; ``inf``: no close has begun, so no release
+        expires
+    """
+
+    over_at: float = inf
 
 
 class Deadline:
     """Says when the waits of one attempt end. A stop of claiming can move that time closer.
 
     :param closing: says whether claiming is stopped; ``None``: the attempt does not depend on that
-    :param until: the time on the monotonic clock at which the attempt is over in any case, or a
-        function that returns it
+    :param until: the time on the monotonic clock at which the attempt is over in any case
     :param limit: limits the attempt once claiming is stopped, in seconds
+    :param limits: limits of a release
     """
 
     def __init__(
-        self, closing: Closing | None, until: Until = inf, limit: float = ATTEMPT_LIMIT
+        self,
+        closing: Closing | None,
+        until: float = inf,
+        limit: float = ATTEMPT_LIMIT,
+        limits: Sequence[ReleaseLimit] = (),
     ) -> None:
         self._closing = closing
         self._limit = limit
         self._since = time.monotonic()
-        self._until: Callable[[], float] = until if callable(until) else lambda: until
+        self._until = until
+        self._limits = limits
 
     @property
     def stopped(self) -> bool:
@@ -51,8 +66,10 @@ class Deadline:
         The waits end ``CANCEL_LIMIT`` seconds before the attempt is over, so that there is time to
         cancel the statement.
         """
-        over_at = self._until()
-        if self._closing is not None:
+        over_at = self._until
+        for each in self._limits:
+            over_at = min(over_at, each.over_at)
+        if self._closing is not None and self._closing.stopped:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
         return over_at - CANCEL_LIMIT
 
@@ -62,16 +79,18 @@ class Deadline:
         return self.over_at - time.monotonic()
 
     def of_attempt(self, closing: Closing, limit: float) -> Deadline:
-        """Return the deadline of one attempt that begins now. It keeps this deadline's ``until``.
+        """Return the deadline of one attempt that begins now, and is over when this one is.
 
         :param limit: limits the attempt once claiming is stopped, in seconds
         """
-        return Deadline(closing, self._until, limit)
+        return Deadline(closing, self._until, limit, self._limits)
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
         """Return the latest of several deadlines, for requests in one statement."""
-        return max(deadlines, key=lambda each: (each._until(), each._limit, each._since))
+        if len(deadlines) == 1:
+            return deadlines[0]
+        return max(deadlines, key=lambda each: (each.over_at, each._limit, each._since))
 
     def call(
         self,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-import queue
 import select
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Message = TypeVar("Message")
 
 
 class Inbox(Generic[Message]):
-    """Messages to one thread, in their order. Any thread, and a signal handler, may put one."""
+    """Messages to one thread, in their order. Any thread, and a signal handler, may put one.
+
+    :ivar messages: the messages, the oldest first
+    """
 
     def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.messages: deque[Message] = deque()
         self._waits = self._is_woken = False
         # A byte in this pair of sockets wakes the waiting thread.
         self._waking: socket.socket | None = None
@@ -30,7 +33,7 @@ class Inbox(Generic[Message]):
 
         :param wakes: whether to wake the thread if it waits
         """
-        self._messages.put(message)
+        self.messages.append(message)
         if wakes and self._waits:
             self.wake()
 
@@ -48,17 +51,8 @@ class Inbox(Generic[Message]):
 
         After an error of the function the next messages are still there.
         """
-        messages = self._messages
-        while not messages.empty():
-            take(messages.get_nowait())
-
-    def is_empty(self) -> bool:
-        """Return whether there is no message."""
-        return self._messages.empty()
-
-    def qsize(self) -> int:
-        """Return how many messages there are."""
-        return self._messages.qsize()
+        while self.messages:
+            take(self.messages.popleft())
 
     def open(self) -> None:
         """Prepare for waits. The thread calls this before it waits for the first time."""
@@ -85,7 +79,7 @@ class Inbox(Generic[Message]):
         self._waits = True
         # The inbox is checked after `_waits` is set, so that a message that comes after the check
         # wakes this wait.
-        if self._is_woken or not self._messages.empty():
+        if self._is_woken or self.messages:
             seconds = 0.0
         ready = ready_of(sockets, seconds, woken, writes=writes)
         # In this order: a wake-up in between sends its byte.
@@ -103,8 +97,8 @@ class Inbox(Generic[Message]):
 
 def ready_of(
     sockets: Sequence[int], seconds: float, *others: int, writes: bool = False
-) -> list[int]:
-    """Wait until one of several sockets is ready; return those that are.
+) -> dict[int, Any]:
+    """Wait until one of several sockets is ready; return those that are, as keys.
 
     :param sockets: the sockets to read from, and perhaps to write to
     :param seconds: limits the wait; ``inf``: no limit
@@ -115,11 +109,11 @@ def ready_of(
     if not hasattr(select, "poll"):  # Windows
         reads, written = [*sockets, *others], sockets if writes else []
         readable, writable, _ = select.select(reads, written, [], limit)
-        return [each for each in reads if each in readable or each in writable]
+        return dict.fromkeys([*readable, *writable])
     # Use `poll`, and not a selector, because a selector takes four times as long.
     poll = select.poll()
     for each in sockets:
         poll.register(each, select.POLLIN | select.POLLOUT if writes else select.POLLIN)
     for each in others:
         poll.register(each, select.POLLIN)
-    return [each for each, _ in poll.poll(None if limit is None else limit * 1000)]
+    return dict(poll.poll(None if limit is None else limit * 1000))

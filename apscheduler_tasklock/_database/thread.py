@@ -189,7 +189,7 @@ class ReplicaThread:
     @property
     def waiting(self) -> int:
         """How many requests wait to be sent for the first time."""
-        came = self._inbox.qsize() + len(self._came)
+        came = len(self._inbox.messages) + len(self._came)
         return came + sum(each.error is None for each in list(self._outbox.waiting))
 
     @property
@@ -231,7 +231,7 @@ class ReplicaThread:
     @property
     def _is_idle(self) -> bool:
         """Whether no thread runs, and no message or request waits."""
-        return not (self.has_thread or self._inbox.qsize() or self._outbox.waiting)
+        return not (self.has_thread or self._inbox.messages or self._outbox.waiting)
 
     def ask(
         self,
@@ -487,7 +487,7 @@ class ReplicaThread:
     def _has_ready(self) -> bool:
         """Whether there is work that can be done at once."""
         now = time.monotonic()
-        is_known = bool(self._answered or self._came or self._calls) or not self._inbox.is_empty()
+        is_known = bool(self._answered or self._came or self._calls or self._inbox.messages)
         return is_known or self._steps_at <= now or self._outbox.has_ready(now)
 
     def _start(self) -> bool:
@@ -526,7 +526,7 @@ class ReplicaThread:
                 self._worker.clear()
             # Check the inbox once more, because a message may have come at this moment. Its sender
             # may have taken this thread for the worker, and so have started no other thread.
-            if self._inbox.is_empty():
+            if not self._inbox.messages:
                 return
         begun.set()  # there is another worker
 
@@ -607,7 +607,7 @@ class ReplicaThread:
 
     def _wait(self, wakes_at: float) -> bool:
         """Wait for a message, or until the next due time; return whether to go on."""
-        if not self._inbox.is_empty() or wakes_at == -inf:
+        if self._inbox.messages or wakes_at == -inf:
             return True
         self._turn_began = inf
         if self._outbox.waiting:
@@ -625,7 +625,7 @@ class ReplicaThread:
             return True
         if self._inbox.wait(sockets, min(linger, max(0.0, wakes_at - time.monotonic()))):
             self._session.hear()
-        return wakes_at < inf or linger == inf or not self._inbox.is_empty()
+        return wakes_at < inf or linger == inf or bool(self._inbox.messages)
 
     def _note_drained(self) -> None:
         """Note that no request waits."""
@@ -667,7 +667,8 @@ class ReplicaThread:
 
     def _step_all(self) -> None:
         """Take all messages of the inbox, and step the queues that have messages, or are due."""
-        self._inbox.take_all(self._take)
+        if self._inbox.messages:
+            self._inbox.take_all(self._take)
         now = time.monotonic()
         if self._steps_at > now:
             return
@@ -676,8 +677,9 @@ class ReplicaThread:
                 each.step()
                 if each.wakes_at == inf:
                     del self._stepped[each]
-        self._steps_at = min((each.wakes_at for each in self._stepped), default=inf)
-        self._inbox.take_all(self._take)  # requests that the queues have sent
+        self._steps_at = min([each.wakes_at for each in self._stepped], default=inf)
+        if self._inbox.messages:  # such as requests that the queues have sent
+            self._inbox.take_all(self._take)
 
     def _take_own(self) -> None:
         """Take the requests of renewals and listening that are due, and begin recurring work."""
@@ -718,7 +720,7 @@ class ReplicaThread:
         if batch[0].is_release:
             deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
-        longest = max(request.answer_within for request in batch)
+        longest = max([request.answer_within for request in batch])
         attempt = seconds = min(self._session.attempt, longest)
         if batch[0].by > -inf:  # the batch has no renewals, so its answer must not delay any
             urgent = self._renewing.urgent_at - begun
@@ -770,9 +772,10 @@ class ReplicaThread:
         :raises TaskLockDatabaseError: there is no connection, or the outage goes on
         """
         self._session.open(deadline)
+        if not self._outage.is_probed:
+            return
         is_last = batch[0].is_release and (self._closing.stopped or self._ending)
-        goes_first = is_last or all(request.goes_first for request in batch)
-        if self._outage.is_probed and not goes_first:
+        if not (is_last or all(request.goes_first for request in batch)):
             sent = self._probed_at = time.monotonic()
             # A stop leaves time for the releases.
             self._session.prove(deadline.of_attempt(self._closing, ATTEMPT_LIMIT), seconds)

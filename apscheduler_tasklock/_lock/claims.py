@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
     StoredClaimAttempt,
     TimedAnswer,
 )
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._lock.protocol_messages import Refusal
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
@@ -28,17 +28,10 @@ from apscheduler_tasklock.lock import HeldLock
 logger = logger_of(__name__)
 
 
-class NotNow(enum.Enum):
-    """Why a claim was neither granted nor refused, and can be asked for again."""
-
-    LOCKED = "locked"  # another session has the task's row locked
-    UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
-    BEYOND = "beyond"  # other claims have got all free workers
-
-
 # The result of a claim; None: there is nothing to claim any more. A claim with a Refusal or an
-# error is over. Only after a NotNow the same attempt can be sent again.
-Claimed: TypeAlias = HeldLock | Refusal | NotNow | TaskLockError | None
+# error is over. Only after a ClaimOutcome, which is then LOCKED, UNANSWERED or BEYOND, the same
+# attempt can be sent again.
+Claimed: TypeAlias = HeldLock | Refusal | ClaimOutcome | TaskLockError | None
 # Called with the result of each claim, once, in the replica's thread. Must not wait.
 Report: TypeAlias = Callable[[Sequence[tuple[AnyAttempt, Claimed]]], object]
 

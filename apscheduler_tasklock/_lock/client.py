@@ -20,7 +20,7 @@ from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.actions import ActionRequest
 from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.deadline import Deadline, ReleaseLimit
 from apscheduler_tasklock._database.jitter import BACKOFF
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import (
@@ -52,13 +52,12 @@ from apscheduler_tasklock._lock.claim_attempts import (
 from apscheduler_tasklock._lock.claims import (
     AwaitedClaim,
     Claimed,
-    NotNow,
     QueueClaims,
     Report,
 )
 from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.job_rows import JobRows
-from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -82,7 +81,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
 from apscheduler_tasklock._lock.releases import ArrivedLate, Release
 from apscheduler_tasklock._lock.replica import (
     LockSettings,
-    ReleaseLimit,
     Replica,
     note_times,
     shared_replica,
@@ -431,11 +429,11 @@ class LockClient:
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
         claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
         If it is in doubt, it is released in the background. The result of a younger claim is
-        :attr:`NotNow.UNANSWERED`.
+        :attr:`ClaimOutcome.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
-            task, and all of one kind. An attempt whose result is a :class:`NotNow` has to be passed
-            to this method again, or to :meth:`withdraw`.
+            task, and all of one kind. An attempt whose result is a :class:`ClaimOutcome` has to be
+            passed to this method again, or to :meth:`withdraw`.
         :param most: limits how many claims are granted; ``None``: no limit, as always for
             takeovers, retries and manual runs
         :param report: called in the replica's thread with the result of each claim. It has to make
@@ -470,12 +468,14 @@ class LockClient:
         assert wanted_at is not None
         if isinstance(error, GrantLimitError):
             attempt.wanted_at = None  # because no worker is free
-            return NotNow.BEYOND
+            return ClaimOutcome.BEYOND
         if isinstance(error, RowLockedError):
             self.outage.note_locked(wanted_at)
         is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
-            return NotNow.LOCKED if isinstance(error, ConflictError) else NotNow.UNANSWERED
+            return (
+                ClaimOutcome.LOCKED if isinstance(error, ConflictError) else ClaimOutcome.UNANSWERED
+            )
         try:
             return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:
@@ -626,15 +626,11 @@ class LockClient:
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
     ) -> Release:
-        own, of_replica = self.release_limit, self.replica.release_limit
-
-        def over_at() -> float:
-            return min(own.over_at, of_replica.over_at)
-
+        limits = (self.release_limit, self.replica.release_limit)
         return Release(
             self._protocol,
             message,
-            Deadline(None, over_at),
+            Deadline(None, limits=limits),
             run_until,
             self._timings,
             self.rejections,

@@ -1,4 +1,4 @@
-"""Outcomes: what a release writes of its run, and what is said of each outcome in the history."""
+"""Outcomes: of a claim, and of a run, as its release writes it and the history tells it."""
 
 from __future__ import annotations
 
@@ -129,6 +129,19 @@ def outcome_named(name: str) -> EntryOutcome:
 def in_sql(names: Iterable[str]) -> str:
     """Return names as a list for ``IN``."""
     return f"({', '.join(map(literal, names))})"
+
+
+class ClaimOutcome(Enum):
+    """The outcome of a run's claim, for the queue."""
+
+    GRANTED = "granted"
+    REFUSED = "refused"
+    DEFERRED = "deferred"  # refused because of another run, but its own window is still to be run
+    LOCKED = "locked"  # another session has the task's row locked
+    UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
+    BEYOND = "beyond"  # not granted, because other claims have got all free workers
+    UNLOCKED = "unlocked"  # the database did not answer, and the run is run without a lock
+    FAILED = "failed"  # the database did not answer, or rejected the claim
 
 
 class WindowAfter(Enum):

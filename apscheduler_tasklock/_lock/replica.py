@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -18,6 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
+from apscheduler_tasklock._database.deadline import ReleaseLimit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
@@ -36,16 +36,6 @@ from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.check import explain_rejection, lock_query
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
-
-
-@dataclass
-class ReleaseLimit:
-    """Says when waiting releases expire, on the monotonic clock.
-
-    :ivar over_at: when the releases expire; ``inf``: no close has begun, so no release expires
-    """
-
-    over_at: float = inf
 
 
 @dataclass(frozen=True)

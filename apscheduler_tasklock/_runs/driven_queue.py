@@ -13,9 +13,10 @@ from math import inf
 from typing import Any, Protocol
 
 from apscheduler_tasklock._database.thread import ReplicaThread
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue, ToDo
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -151,8 +152,20 @@ class DrivenQueue:
 
     def step(self) -> None:
         """Take the messages, step the queue, and carry its decisions out."""
+        carrier = self.carrier
         try:
-            self._step()
+            if carrier.is_ending:
+                self.runs.stop()
+            self._take_messages()
+            todo = self.runs.next(time.monotonic(), self.workers())
+            self.wakes_at = todo.wakes_at
+            _carry_out(todo, carrier)
+            self._is_idle = self.runs.is_idle
+            longest = carrier.look() if self._is_idle else min(carrier.look(), LONGEST_WAIT)
+            self.wakes_at = min(self.wakes_at, time.monotonic() + longest)
+            before, self._room = self._room, self.runs.room
+            if before is not None and self._room > before:
+                self.note_room()
         except Exception:  # so that the thread's other work goes on
             logger.exception("The task lock's thread failed, and goes on")
             self.wakes_at = time.monotonic() + LONGEST_WAIT
@@ -161,29 +174,13 @@ class DrivenQueue:
             for event in stops:
                 event.set()
 
-    def _step(self) -> None:
-        carrier = self.carrier
-        if carrier.is_ending:
-            self.runs.stop()
+    def _take_messages(self) -> None:
         messages, self.messages = self.messages, []
         for function, *arguments in messages:
             try:
                 function(*arguments)
             except Exception:
                 logger.exception("The task lock's thread failed, and goes on")
-        todo = self.runs.next(time.monotonic(), self.workers())
-        self.wakes_at = todo.wakes_at
-        _carry_out(todo, carrier)
-        self._is_idle = self.runs.is_idle
-        longest = carrier.look() if self._is_idle else min(carrier.look(), LONGEST_WAIT)
-        self.wakes_at = min(self.wakes_at, time.monotonic() + longest)
-        self._update_room()
-
-    def _update_room(self) -> None:
-        """Note the room after a step, and call ``note_room`` if the room has become larger."""
-        before, self._room = self._room, self.runs.room
-        if before is not None and self._room > before:
-            self.note_room()
 
 
 def _carry_out(todo: ToDo, carrier: Carrier) -> None:

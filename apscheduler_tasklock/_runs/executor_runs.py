@@ -30,8 +30,9 @@ from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
-from apscheduler_tasklock._lock.claims import Claimed, NotNow
+from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, Refusal
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._returned import check_returned
@@ -55,7 +56,7 @@ from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State, Token
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_single
@@ -415,8 +416,8 @@ class ExecutorRuns:
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
         """Note the result of a run's claim, and return its outcome for the queue."""
         work: _Work = run.work
-        if isinstance(claimed, NotNow):
-            return ClaimOutcome(claimed.value)
+        if isinstance(claimed, ClaimOutcome):
+            return claimed
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
             self._parts.report_failed(work.submission, work.attempt.run_time, claimed)
             return ClaimOutcome.FAILED

@@ -16,9 +16,10 @@ from itertools import count
 from math import inf
 
 from apscheduler_tasklock._database.jitter import LOCKED_BACKOFF
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.misfires import is_misfire, lateness
-from apscheduler_tasklock._runs.run import ClaimOutcome, JobKey, QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import JobKey, QueuedRun, RunKind, State
 from apscheduler_tasklock._runs.workers import WorkerModel
 
 # Limit the runs that are asked for at once. While none is refused, as many are asked for as workers
@@ -93,6 +94,9 @@ class RunQueue:
     """The runs of one executor that are not over, in the order in which they came.
 
     :param jitter: returns a random pause that is near a given pause
+    :ivar is_idle: whether no run waits, and no claim is under way, as of the last call of ``next``
+    :ivar room: how many workers are free, less one for each waiting or asked run, as of that call;
+        at least 0
     """
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
@@ -115,20 +119,9 @@ class RunQueue:
         self._full_reported_at = -inf
         self._stopped = False
         self._workers = WorkerModel()
+        self.is_idle = True
+        self.room: float = inf
         self._todo = ToDo()  # what was decided since the last call of `next`
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no run waits and no claim is under way, so that a step decides nothing new."""
-        return not (self._asked or any(run.state is State.WAITING for run in self._waiting))
-
-    @property
-    def room(self) -> float:
-        """How many workers are free, less one for each waiting or asked run; at least 0."""
-        free = self._workers.free - len(self._asked)
-        if free > 0:
-            free -= len([run for run in self._waiting if run.state is State.WAITING])
-        return max(0, free)
 
     # ---- what has happened; times are on the monotonic clock -------------------------------------
 
@@ -228,6 +221,10 @@ class RunQueue:
                 self._deal(now, free)
                 self._report_all_busy(now)
             wakes_at = self._wakes_at(now)
+        busy = len(self._asked)
+        if self._waiting:
+            busy += len([run for run in self._waiting if run.state is State.WAITING])
+        self.is_idle, self.room = busy == 0, max(0, self._workers.free - busy)
         todo, self._todo = self._todo, ToDo()
         todo.wakes_at = wakes_at
         return todo

@@ -39,19 +39,6 @@ class State(enum.Enum):
     OVER = "over"
 
 
-class ClaimOutcome(enum.Enum):
-    """The outcome of a run's claim, for the queue."""
-
-    GRANTED = "granted"
-    REFUSED = "refused"
-    DEFERRED = "deferred"  # refused because of another run, but its own window is still to be run
-    LOCKED = "locked"  # another session has the task's row locked
-    UNANSWERED = "unanswered"  # no answer could be used, so that the claim may be granted
-    BEYOND = "beyond"  # not granted, because other claims have got all free workers
-    UNLOCKED = "unlocked"  # the database did not answer, and the run is run without a lock
-    FAILED = "failed"  # the database did not answer, or rejected the claim
-
-
 class Token:
     """The right to begin a given run, or to withdraw it. The token can be taken once.
 

@@ -16,11 +16,11 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.claims import Claimed, NotNow
-from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.claims import Claimed
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -205,8 +205,8 @@ class JobsReplica(Replica):
         most = len(ask.runs) if is_together or ask.most is None else ask.most
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
-            claim = NotNow.BEYOND if len(asked) == most else self._claim_for(run.work)
-            if isinstance(claim, (NotNow, TaskLockError)):
+            claim = ClaimOutcome.BEYOND if len(asked) == most else self._claim_for(run.work)
+            if isinstance(claim, (ClaimOutcome, TaskLockError)):
                 self._take_answer(run, claim)
             else:
                 asked[claim] = run
@@ -249,8 +249,8 @@ class JobsReplica(Replica):
 
     def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.work
-        if isinstance(claimed, NotNow):
-            return ClaimOutcome(claimed.value)
+        if isinstance(claimed, ClaimOutcome):
+            return claimed
         question = work.question
         assert question is not None
         question.answered = self.world.now

@@ -31,10 +31,10 @@ from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock import claim_attempts
-from apscheduler_tasklock._lock.claims import Claimed, NotNow, Report
+from apscheduler_tasklock._lock.claims import Claimed, Report
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
-from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, ClaimOutcome, RunOutcome
 from apscheduler_tasklock._runs import (
     driven_queue,
     executor_runs,
@@ -308,7 +308,7 @@ class SimulatedClient(LockClient):
     ) -> Iterator[tuple[AnyAttempt, Claimed]]:
         left = inf if most is None else most
         for each in attempts:
-            claimed = self._decide(each) if left > 0 else NotNow.BEYOND
+            claimed = self._decide(each) if left > 0 else ClaimOutcome.BEYOND
             left -= isinstance(claimed, HeldLock)
             yield each, claimed
 

@@ -14,9 +14,9 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import ONE_OFF_MIN_LOCK, LockOptions

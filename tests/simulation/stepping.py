@@ -7,8 +7,9 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.thread import ReplicaThread
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
+from apscheduler_tasklock._runs.run import QueuedRun
 from tests.simulation.world import Inbox, Process, VirtualEvent, World
 
 

@@ -16,8 +16,9 @@ from apscheduler.triggers.interval import IntervalTrigger
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.queue import Ask
-from apscheduler_tasklock._runs.run import ClaimOutcome, RunKind
+from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs

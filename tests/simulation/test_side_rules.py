@@ -18,9 +18,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.claims import NotNow
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._shutdown import Shutdown
@@ -656,7 +655,7 @@ class TestBatches:
         stage.call(client, lambda: client.begin_claims(attempts, 2, report))
         stage.go_to(2)
         assert [isinstance(results[each], HeldLock) for each in "abc"] == [True, True, False]
-        assert results["c"] is NotNow.BEYOND
+        assert results["c"] is ClaimOutcome.BEYOND
         assert set(stage.database.rows.rows) == {"a", "b"}
 
     def test_an_ask_of_a_queue_is_answered_in_an_outage_after_one_and_a_half_seconds(
@@ -674,7 +673,7 @@ class TestBatches:
         attempts = [client.attempt(claim_of("t"))]
         stage.call(client, lambda: client.begin_claims(attempts, 2, report))
         stage.go_to(12)
-        assert results == [NotNow.UNANSWERED]
+        assert results == [ClaimOutcome.UNANSWERED]
         assert told[0] <= 1.6
 
     def test_an_ask_during_an_outage_tries_as_rarely_as_one_that_has_gone_on_for_long(
@@ -705,7 +704,7 @@ class TestBatches:
             [(_, result)] = claimed
             results.append(result)
             ended.append(stage.now)
-            if result is NotNow.UNANSWERED:
+            if result is ClaimOutcome.UNANSWERED:
                 stage.world.start(stage.process_of(client), begin)
 
         stage.call(client, begin)
@@ -721,7 +720,7 @@ class TestBatches:
         attempt = client.attempt(claim_of("t"))
         stage.call(client, lambda: client.begin_claims([attempt], 1, results.extend))
         stage.go_to(1)
-        assert results == [(attempt, NotNow.LOCKED)]
+        assert results == [(attempt, ClaimOutcome.LOCKED)]
         assert len(stage.sent("claim t")) == 1
 
     def test_of_several_claims_of_a_queue_the_rejected_one_fails_alone(self, stage: Stage) -> None:

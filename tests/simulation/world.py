@@ -328,11 +328,11 @@ class Inbox:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._messages: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
         self._wakes: list[Callable[[], None]] = []
 
     def put(self, message: Any, *, wakes: bool = True) -> None:
-        self._messages.append(message)
+        self.messages.append(message)
         if wakes:
             self.wake()
 
@@ -342,7 +342,7 @@ class Inbox:
             wake()
 
     def wait(self, _sockets: tuple[int, ...], seconds: float, *, writes: bool = False) -> bool:
-        if not self._messages:
+        if not self.messages:
             self._world.wait(self._world.now + seconds, self._wakes.append)
         return False
 
@@ -351,14 +351,8 @@ class Inbox:
     def close(self) -> None: ...
 
     def take_all(self, take: Callable[[Any], object]) -> None:
-        while self._messages:
-            take(self._messages.popleft())
-
-    def qsize(self) -> int:
-        return len(self._messages)
-
-    def is_empty(self) -> bool:
-        return not self._messages
+        while self.messages:
+            take(self.messages.popleft())
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def undo_nothing(wanted: Any, _cursor: Any) -> None:
 def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
     """Return the seconds after which a run that has failed is run again; ``None``: it is not."""
     submission = SimpleNamespace(options=options, is_manual=False)
-    attempt: Any = SimpleNamespace(_held=held, _submission=submission)
+    attempt: Any = SimpleNamespace(held=held, _submission=submission)
     return RunAttempt._retry_in(attempt, error)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import RunQueue, ToDo
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun
+from apscheduler_tasklock._runs.run import QueuedRun
 
 
 def step_of(

@@ -17,9 +17,10 @@ from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.thread import NAME, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
-from apscheduler_tasklock._runs.run import ClaimOutcome, QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from tests.support.exchanges import InThread, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
 from tests.support.polling import eventually

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock._lock.claims import Claimed, NotNow
+from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held, row
 from tests.support.faults import CLAIM, Fault
@@ -75,7 +76,7 @@ def make_asking(make_locks: MakeLocks) -> Iterator[MakeAsking]:
 
 def kinds(told: dict[str, Any]) -> dict[str, Any]:
     return {
-        task: claimed if isinstance(claimed, NotNow) else type(claimed)
+        task: claimed if isinstance(claimed, ClaimOutcome) else type(claimed)
         for task, claimed in told.items()
     }
 
@@ -120,7 +121,7 @@ def test_each_is_told_what_became_of_it(
         told = asking.ask(most=None)
     assert kinds(told) == {
         "taken": Refusal,
-        "locked": NotNow.LOCKED,
+        "locked": ClaimOutcome.LOCKED,
         "a": HeldLock,
         "b": HeldLock,
         "c": HeldLock,
@@ -133,7 +134,7 @@ def test_what_was_beyond_the_limit_is_granted_when_it_is_asked_for_again(
     make_locks: MakeLocks,
 ) -> None:
     asking = make_asking(make_locks(), "a", "b")
-    assert kinds(asking.ask(most=1)) == {"a": HeldLock, "b": NotNow.BEYOND}
+    assert kinds(asking.ask(most=1)) == {"a": HeldLock, "b": ClaimOutcome.BEYOND}
     del asking.attempts[0]
     assert kinds(asking.ask(most=1)) == {"b": HeldLock}
 
@@ -150,7 +151,7 @@ def test_a_row_that_stays_locked_has_failed_after_the_claim_timeout(
     with psycopg.connect(direct_url) as blocker:
         blocker.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
         told = asking.ask(most=1)
-        while told["a"] is NotNow.LOCKED:
+        while told["a"] is ClaimOutcome.LOCKED:
             told = asking.ask(most=1)
     assert time.monotonic() - began_at >= 1.0
     assert "could not be used" in str(told["a"])
@@ -172,7 +173,7 @@ def test_releases_that_wait_go_before_the_claims_of_their_tasks(
     asking.begin(most=2)
     restore(proxy)
     told = asking.result()
-    while NotNow.UNANSWERED in told.values():
+    while ClaimOutcome.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"b": HeldLock, "a": HeldLock}
 
@@ -185,10 +186,13 @@ def test_an_ask_in_an_outage_ends_long_before_its_claims_have_failed(
     asking = make_asking(make_locks(proxy.url, claim_timeout=3600.0), "a", "b")
     refuse(proxy)
     for _ in range(2):
-        assert kinds(asking.ask(most=2)) == {"a": NotNow.UNANSWERED, "b": NotNow.UNANSWERED}
+        assert kinds(asking.ask(most=2)) == {
+            "a": ClaimOutcome.UNANSWERED,
+            "b": ClaimOutcome.UNANSWERED,
+        }
     restore(proxy)
     told = asking.ask(most=2)
-    while NotNow.UNANSWERED in told.values():
+    while ClaimOutcome.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"a": HeldLock, "b": HeldLock}
 
@@ -203,7 +207,7 @@ def test_a_lost_answer_is_asked_for_again(
     fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
     told = asking.ask(most=2)
     assert fault.met.is_set()
-    assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": NotNow.BEYOND}
+    assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": ClaimOutcome.BEYOND}
 
 
 @pytest.mark.nightly
@@ -223,7 +227,7 @@ def test_those_in_doubt_at_the_end_are_handed_over(
     asking.begin(most=2)
     assert fault.met.wait(PATIENCE)
     told = asking.result()
-    while NotNow.UNANSWERED in told.values():
+    while ClaimOutcome.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"a": TaskLockDatabaseError, "b": TaskLockDatabaseError}
     assert [row(connection, task)["finished_at"] for task in "ab"] == [None, None]
@@ -287,8 +291,8 @@ def test_the_limit_holds_for_all_parts_of_what_was_rejected(
         "a": HeldLock,
         "b": TaskLockError,
         "c": HeldLock,
-        "d": NotNow.BEYOND,
-        "e": NotNow.BEYOND,
+        "d": ClaimOutcome.BEYOND,
+        "e": ClaimOutcome.BEYOND,
     }
 
 
@@ -337,7 +341,7 @@ def test_what_was_beyond_the_limit_is_told_as_that_after_a_stop_too(
     asking.begin(most=1)
     locks.stop_claiming()
     busy.go_on()
-    assert asking.result()["b"] is NotNow.BEYOND
+    assert asking.result()["b"] is ClaimOutcome.BEYOND
     assert "the outcome of its claim is not known" not in caplog.text
 
 

@@ -25,7 +25,7 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
 from apscheduler_tasklock._database import awaited_request
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.deadline import Deadline, ReleaseLimit
 from apscheduler_tasklock._database.jitter import BACKOFF, jittered
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
@@ -443,11 +443,11 @@ class TestFailures:
         assert setup.outage.reason is None
 
     def test_who_waits_gives_up_when_claiming_was_stopped(self, setup: Setup) -> None:
-        until = [inf]
+        limit = ReleaseLimit()
         with setup.in_use():
-            asked = InThread(setup, Numbers(1), Deadline(None, lambda: until[0]))
+            asked = InThread(setup, Numbers(1), Deadline(None, limits=[limit]))
             eventually(lambda: setup.waiting() == 1)
-            until[0] = 0.0
+            limit.over_at = 0.0
         assert isinstance(asked.ended().error, NotSentError)
         assert Numbers.sent == []
         assert setup.outage.reason is None
