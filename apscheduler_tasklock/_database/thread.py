@@ -22,8 +22,8 @@ from weakref import WeakSet
 import psycopg
 
 from apscheduler_tasklock._application import flush_application, keep_application_out
-from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest, wake_loops
-from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, turn_limit
+from apscheduler_tasklock._database.awaited_request import AwaitedRequest, wake_loops
+from apscheduler_tasklock._database.connection import SHORTEST_ANSWER
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.inbox import Inbox
 from apscheduler_tasklock._database.jitter import jittered
@@ -132,8 +132,6 @@ class ReplicaThread:
         not overcome
     :param closing: says whether claiming is stopped
     :param renewing: the renewals, which go before all other requests
-    :param turn: limits the wait of a request for its turn, in seconds, unless the request has a
-        limit of its own
     :param timings: the waits of the replica
     """
 
@@ -144,12 +142,10 @@ class ReplicaThread:
         explain: Callable[[psycopg.Error], TaskLockError],
         closing: Closing,
         renewing: Renewing | None = None,
-        turn: float = turn_limit(10.0),
         timings: Timings | None = None,
     ) -> None:
         self._session = session
         self._timings = timings or Timings()
-        self._turn_limit = turn
         self._outage = outage
         self._explain = explain
         self._closing = closing
@@ -185,12 +181,6 @@ class ReplicaThread:
         self._listening: Listening | None = None
         self._recurring: list[Recurring] = []
         _all.add(self)
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait to be sent for the first time."""
-        came = len(self._inbox.messages) + len(self._came)
-        return came + sum(each.error is None for each in list(self._outbox.waiting))
 
     @property
     def has_thread(self) -> bool:
@@ -232,43 +222,6 @@ class ReplicaThread:
     def _is_idle(self) -> bool:
         """Whether no thread runs, and no message or request waits."""
         return not (self.has_thread or self._inbox.messages or self._outbox.waiting)
-
-    def ask(
-        self,
-        statement: Callable[[Any], Answer],
-        deadline: Deadline,
-        *,
-        turn_within: float | None = None,
-        tried_for: float | None = None,
-        answer_within: float = inf,
-        goes_first: bool = False,
-    ) -> Answer:
-        """Send a statement, and wait for its answer.
-
-        :param statement: called with a cursor in autocommit mode, and returns the answer
-        :param deadline: when the waits end
-        :param turn_within: limits the wait for the statement's turn on the connection, in seconds;
-            by default the thread's limit
-        :param tried_for: seconds for which the statement is sent again while the database is
-            unavailable
-        :param answer_within: limits the wait for the answer, in seconds; by default the session's
-            limit
-        :param goes_first: as in :class:`Request`
-        :raises NotSentError: the statement's turn did not come in time; nothing was sent
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: the database rejects the statement; the message names the remedy
-        """
-        now = time.monotonic()
-        asked = AwaitedCall(
-            statement,
-            deadline,
-            came=now,
-            turn_until=now + (turn_within or self._turn_limit),
-            tried_until=now + (-1.0 if tried_for is None else tried_for),
-            answer_within=answer_within,
-        )
-        asked.goes_first = goes_first
-        return self.get(asked)
 
     def get(self, asked: AwaitedRequest[Any, Result]) -> Result:
         """Send a request, and wait for its result, in the caller's thread.

@@ -223,11 +223,6 @@ class LockClient:
         return self._closing.stopped
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait to be sent for the first time."""
-        return self._database.waiting
-
-    @property
     def thread(self) -> ReplicaThread:
         """The replica's thread."""
         return self._database
@@ -315,25 +310,34 @@ class LockClient:
         """
         deadline = Deadline(self._closing, time.monotonic() + seconds)
         # The last try needs time for its answer.
-        return self._ask(statement, deadline, turn_within=seconds, tried_for=0.8 * seconds)
+        asked = self._asked(statement, deadline, 0.8 * seconds, seconds)
+        return self._database.get(asked)
 
-    def _ask(
+    def _asked(
         self,
         statement: Callable[[Any], Answer],
-        deadline: Deadline,
+        deadline: Deadline | None = None,
+        tried_for: float = -1.0,
         turn_within: float | None = None,
-        tried_for: float | None = None,
-        *,
-        goes_first: bool = False,
-    ) -> Answer:
-        return self._database.ask(
-            statement,
-            deadline,
-            turn_within=turn_within or self._turn_limit,
-            tried_for=tried_for,
-            answer_within=self._attempt,
-            goes_first=goes_first,
-        )
+    ) -> AwaitedCall[Answer]:
+        """Return the request of a statement."""
+        times = self._times(tried_for, turn_within)
+        return AwaitedCall(statement, deadline or Deadline(self._closing), **times)
+
+    def _times(self, tried_for: float = -1.0, turn_within: float | None = None) -> dict[str, float]:
+        """Return the times of a request that comes now.
+
+        :param tried_for: seconds for which it is sent again while the database is unavailable; by
+            default it is sent once
+        :param turn_within: limits the wait for its turn on the connection, in seconds
+        """
+        now = time.monotonic()
+        return {
+            "came": now,
+            "turn_until": now + (turn_within or self._turn_limit),
+            "tried_until": now + tried_for,
+            "answer_within": self._attempt,
+        }
 
     def listen(self, heard: Callable[[], object]) -> None:
         """Listen for other replicas' changes of jobs, if the connection can listen.
@@ -372,30 +376,22 @@ class LockClient:
         """
         if isinstance(wanted, (ClaimRequest, RerunRequest)):
             wanted = self.attempt(wanted)
-        return self._database.get(self._asked(wanted))
+        return self._database.get(self._awaited(wanted))
 
     def begin_claim(self, wanted: AnyRequest) -> AwaitedClaim:
         """Begin a claim in a coroutine, which awaits its ``result``; see :meth:`claim`.
 
         If the coroutine is cancelled, the claim is withdrawn.
         """
-        asked = self._asked(self.attempt(wanted))
+        asked = self._awaited(self.attempt(wanted))
         self._database.submit(asked)
         return asked
 
-    def _asked(self, attempt: AnyAttempt) -> AwaitedClaim:
-        """Return the request of a claim."""
-        now = time.monotonic()
-        return AwaitedClaim(
-            attempt,
-            Deadline(self._closing),
-            self._conclude,
-            self._hand_over,
-            came=now,
-            turn_until=now + self._turn_limit,
-            answer_within=self._attempt,
-            tried_until=now + self._timeout,
-        )
+    def _awaited(self, attempt: AnyAttempt) -> AwaitedClaim:
+        """Return the request of a claim that somebody waits for."""
+        times = self._times(self._timeout)
+        deadline = Deadline(self._closing)
+        return AwaitedClaim(attempt, deadline, self._conclude, self._hand_over, **times)
 
     def _conclude(
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[TimedAnswer]
@@ -439,17 +435,14 @@ class LockClient:
         :param report: called in the replica's thread with the result of each claim. It has to make
             sure that granted locks are released.
         """
-        wanted_at, now = min(map(self._want, attempts)), time.monotonic()
+        wanted_at = min(map(self._want, attempts))
         claims = QueueClaims(
             attempts,
             most,
             Deadline(self._closing),
             self._conclude_queued,
             report,
-            came=now,
-            turn_until=now + self._turn_limit,
-            answer_within=self._attempt,
-            tried_until=min(wanted_at + self._timeout, now + LONGEST_ASK),
+            **self._times(min(wanted_at + self._timeout - time.monotonic(), LONGEST_ASK)),
         )
         if self.outage.reason is not None:
             claims.failures = len(BACKOFF)  # so that each ask begins with the longest pause
@@ -639,19 +632,6 @@ class LockClient:
             answer_within=self._attempt,
         )
 
-    def abandon(self, held: HeldLock) -> None:
-        """Stop renewing a claim, and never release it, as if its process were killed."""
-        self._database.call(lambda: self._heartbeat.remove(held))
-        self._running.pop(held.claim_id, None)
-        held.end()
-
-    def believe(self) -> None:
-        """End the recovery grace after the start, so that the rows are believed from now on.
-
-        This does nothing if there has been an outage since the start. See ``ClaimTimes``.
-        """
-        self.outage.believe()
-
     def carrying_out(self, message: Message[Answer]) -> Callable[[Any], Answer]:
         """Return a statement that carries out a message."""
         return lambda cursor: self._protocol.execute(cursor, message)
@@ -740,31 +720,17 @@ class LockClient:
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
-        now = time.monotonic()
         # The deadline does not depend on `Closing`, because claiming may be stopped already.
-        deadline = Deadline(None, now + self._attempt)
+        deadline = Deadline(None, time.monotonic() + self._attempt)
         resign = self.carrying_out(Resign(row, leader_id))
-        until = now + self._attempt
-        self._database.submit(
-            SequenceRequest(resign, deadline, _ignore, came=now, turn_until=until)
-        )
+        times = self._times(turn_within=self._attempt)
+        self._database.submit(SequenceRequest(resign, deadline, _ignore, **times))
 
     def begin_move_on(self, move: JobMove) -> AwaitedCall[set[str]]:
         """Begin to move a stored job on, because its run time was missed. Does not wait."""
-        asked = self._asked_once(partial(self.jobs.move_on, moves=[move]))
+        asked = self._asked(partial(self.jobs.move_on, moves=[move]))
         self._database.submit(asked)
         return asked
-
-    def _asked_once(self, statement: Callable[[Any], Answer]) -> AwaitedCall[Answer]:
-        """Return the request of a statement that is sent once."""
-        now = time.monotonic()
-        return AwaitedCall(
-            statement,
-            Deadline(self._closing),
-            came=now,
-            turn_until=now + self._turn_limit,
-            answer_within=self._attempt,
-        )
 
     @property
     def longest_doubt(self) -> float:
@@ -886,8 +852,9 @@ class LockClient:
         """
         if time.monotonic() > until - CANCEL_LIMIT:
             raise TaskLockDatabaseError("no time was left to send the statement")
-        explaining = self._explaining(statement)
-        return self._ask(explaining, Deadline(self._closing, until), goes_first=goes_first)
+        asked = self._asked(self._explaining(statement), Deadline(self._closing, until))
+        asked.goes_first = goes_first
+        return self._database.get(asked)
 
     def act(self, action: Callable[..., Answer], whether: str) -> Answer:
         """Carry out an operator's action. After a doubt, send it again for ``claim_timeout``.
@@ -898,14 +865,10 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable, and nothing was done
         :raises TaskLockError: nothing was done; the message says why
         """
-        now = time.monotonic()
         request = ActionRequest(
             lambda cursor, in_doubt: self._explaining(partial(action, in_doubt=in_doubt))(cursor),
             Deadline(self._closing),
-            came=now,
-            turn_until=now + self._turn_limit,
-            answer_within=self._attempt,
-            tried_until=now + self._timeout,
+            **self._times(self._timeout),
         )
         try:
             return self._database.get(request)
@@ -965,14 +928,11 @@ class LockClient:
                 self._database.submit(request_of(statement))
 
         def request_of(statement: Statement) -> SequenceRequest:
-            now = time.monotonic()
             return SequenceRequest(
                 self._explaining(statement),
                 Deadline(self._closing),
                 lambda outcome: call(partial(proceed, outcome)),
-                came=now,
-                turn_until=now + self._turn_limit,
-                answer_within=self._attempt,
+                **self._times(),
             )
 
         call(partial(proceed, None))
@@ -1006,7 +966,8 @@ class LockClient:
         # The deadline does not depend on `Closing`, so that jobs can extend their locks also after
         # claiming was stopped.
         deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
-        times = self._ask(extend, deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT)
+        request = self._asked(extend, deadline, EXTEND_TIMEOUT, self._timeout)
+        times = self._database.get(request)
         if times is not None:
             note_times(held, times, sent)
         return times is not None
@@ -1028,7 +989,7 @@ class LockClient:
             return _not_renewed(held, error)
 
     def _renewal_of(self, held: HeldLock) -> AwaitedCall[bool]:
-        return self._asked_once(
+        return self._asked(
             lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
         )
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
+from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import ReleaseLimit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
@@ -106,7 +106,6 @@ class Replica:
             self.explain,
             self.closing,
             self.heartbeat,
-            turn_limit(settings.claim_timeout),
             settings.timings,
         )
 

@@ -1,10 +1,9 @@
 """The queue of runs: it decides which runs are claimed, given to the executor, or missed.
 
 A run waits here until a worker is free for it. Then the run is claimed, and given to the executor
-if the claim is granted. The queue only decides. The replica's thread tells it what
-has happened, each thing by a call, and then asks what is to be done. The times, the answers of the
-database and random pauses come in by these calls, so that a simulation can drive the queue on its
-own clock.
+if the claim is granted. The queue only decides. The replica's thread tells it by calls what has
+happened, and then asks what is to be done, and does it. The time, the answers of the database and
+random pauses come from outside, so that a simulation can drive the queue on its own clock.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PATIENCE = 0.1
 
 @dataclass
 class Ask:
-    """A request to claim runs of one kind. Takeovers, retries and manual runs go one by one.
+    """Runs of one kind, each of another task, whose claims are to be asked for together.
 
     :ivar runs: the runs, in the order in which they are to be granted
     :ivar most: limits how many claims are granted; ``None``: all may be granted

@@ -273,7 +273,7 @@ def test_a_dead_holders_window_is_run_again(
     replica = make_replica(lease=600, failover=True, poll_interval=0.3)
     replica.run_once(job("token"), job_id="first")  # what has to be started, is
     replica.one(EVENT_JOB_EXECUTED, "first")
-    replica.executor.locks.believe()  # that it has seen the database for long enough
+    replica.executor.locks.outage.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
     died = statements_of("dead", connection).send(
         ClaimRequest(

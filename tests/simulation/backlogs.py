@@ -19,16 +19,16 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, RunQueue, ToDo
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
-from tests.support.run_queues import step_of
 from tests.support.waist import (
     IN_TIME,
     ClaimAnswer,
+    ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
     EndLease,
@@ -36,6 +36,7 @@ from tests.support.waist import (
     ReleaseRequest,
     TaskRow,
     manual_run_of,
+    step_of,
     takeover_of,
 )
 

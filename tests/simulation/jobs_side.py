@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
@@ -30,8 +30,10 @@ from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
 from tests.simulation.stepping import SimulatedQueue
 from tests.simulation.workers import Pool, PoolError
 from tests.simulation.world import BEGIN, CLOCK, START, Process
+from tests.support.internals import waiting_in
 from tests.support.waist import (
     AnyAttempt,
+    ClaimOutcome,
     ClaimRequest,
     Refusal,
     TaskRow,
@@ -177,7 +179,7 @@ class JobsReplica(Replica):
     @property
     def is_idle(self) -> bool:
         is_idle = self.queue.is_idle and self.pool.is_idle and not self._releasing
-        waits = self._client.waiting or self._taking or self._deferred_runs.task_names
+        waits = waiting_in(self._client.thread) or self._taking or self._deferred_runs.task_names
         return self.process.is_dead or (is_idle and not waits)
 
     # ---- the thread: the queue's decisions -------------------------------------------------------

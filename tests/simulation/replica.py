@@ -34,7 +34,7 @@ from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.claims import Claimed, Report
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
-from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, ClaimOutcome, RunOutcome
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
     driven_queue,
     executor_runs,
@@ -61,6 +61,7 @@ from tests.support.waist import (
     AnyAttempt,
     Claim,
     ClaimAnswer,
+    ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
     Extend,

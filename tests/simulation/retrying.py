@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
@@ -36,7 +36,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
 from tests.support.internals import retry_in
-from tests.support.waist import ClaimRequest, Refusal, TaskRow, retry_of
+from tests.support.waist import ClaimOutcome, ClaimRequest, Refusal, TaskRow, retry_of
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1

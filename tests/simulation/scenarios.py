@@ -23,6 +23,7 @@ from tests.simulation.faults import FAULTS, PAUSE, SLOW, STEPS, Plan, Planned
 from tests.simulation.ledger import Ledger, Promise, Question, Run, Wanted, violations
 from tests.simulation.side import Database, make_client
 from tests.simulation.world import BEGIN, CLOCK, START, Process, World
+from tests.support.internals import waiting_in
 from tests.support.waist import ClaimRequest, GiveUp, Refusal, Registration, TaskRow, takeover_of
 
 LEASE = 15.0
@@ -122,7 +123,8 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether the replica has nothing left to do."""
-        return self.process.is_dead or not (self._client.waiting or self._kept or self._taking)
+        waits = waiting_in(self._client.thread) or self._kept or self._taking
+        return self.process.is_dead or not waits
 
     def run_windows(self, task: Task, windows: Sequence[float]) -> None:
         """Run the windows of one submission, one after the other."""

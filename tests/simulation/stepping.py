@@ -7,10 +7,10 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.thread import ReplicaThread
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.run import QueuedRun
 from tests.simulation.world import Inbox, Process, VirtualEvent, World
+from tests.support.waist import ClaimOutcome
 
 
 class SteppingThread(ReplicaThread):

@@ -16,7 +16,6 @@ from apscheduler.triggers.interval import IntervalTrigger
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.queue import Ask
 from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
@@ -28,6 +27,7 @@ from tests.simulation.jobs_side import Job, JobsReplica
 from tests.simulation.world import BEGIN, CLOCK, START, Process, replaced
 from tests.support.waist import (
     ClaimAnswer,
+    ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
     JobMove,

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._shutdown import Shutdown
@@ -34,6 +34,7 @@ from tests.simulation.faults import Place
 from tests.simulation.stage import LEASE, Call, Stage, claim_of, slow, then
 from tests.simulation.world import BEGIN, START
 from tests.support.waist import (
+    ClaimOutcome,
     ClaimRequest,
     Extend,
     Refusal,
@@ -935,10 +936,10 @@ class TestGrace:
         client = stage.replica()
         ask(stage, client)
         stage.go_on(0.1)
-        client.believe()
+        client.outage.believe()
         assert client.stable
         self.have_an_outage(stage, client)
-        client.believe()
+        client.outage.believe()
         assert not client.stable
 
     def test_in_an_outage_nothing_is_believed(self, stage: Stage) -> None:
@@ -947,7 +948,7 @@ class TestGrace:
         ask(stage, client)
         stage.go_on(100)
         assert not client.stable
-        client.believe()
+        client.outage.believe()
         assert not client.stable
 
     def test_a_dead_run_is_not_seen_as_dead_in_the_grace_by_a_claim(self, stage: Stage) -> None:

@@ -54,7 +54,9 @@ def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
 
 def die(locks: LockClient, lock: HeldLock) -> None:
     """Stop renewing a claim, and never release it, like a killed process."""
-    locks.abandon(lock)
+    locks.thread.call(lambda: locks.replica.heartbeat.remove(lock))
+    locks._running.pop(lock.claim_id, None)
+    lock.end()
 
 
 def end_lease(connection: psycopg.Connection[Any], task: str | None = None) -> None:

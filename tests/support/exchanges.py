@@ -16,6 +16,7 @@ from apscheduler_tasklock._database.session import Session, make_session
 from apscheduler_tasklock._database.thread import Renewing, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import Closing
+from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 
 NAME = "a replica's thread"
@@ -69,7 +70,6 @@ class Setup:
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
             self.closing,
             renewing,
-            self.turn_limit,
             timings,
         )
 
@@ -79,11 +79,14 @@ class Setup:
         turn_within: float | None = None,
         deadline: Deadline | None = None,
     ) -> Any:
+        until = time.monotonic() + (turn_within or self.turn_limit)
+        return self.database.get(self.request(wanted, deadline, turn_until=until))
+
+    def request(self, wanted: Wanted, deadline: Deadline | None = None, **times: float) -> Any:
         deadline = deadline or Deadline(self.closing)
         if callable(wanted):
-            return self.database.ask(wanted, deadline, turn_within=turn_within)
-        until = time.monotonic() + (turn_within or self.turn_limit)
-        return self.database.get(timed(wanted, deadline, turn_until=until))
+            return AwaitedCall(wanted, deadline, **{"came": time.monotonic(), **times})
+        return timed(wanted, deadline, **times)
 
     def ask_all(self, requests: Sequence[Wanted]) -> list[InThread]:
         """Ask for each request in its own thread, while the connection is in use."""
@@ -95,7 +98,7 @@ class Setup:
         return [each.ended() for each in asked]
 
     def waiting(self) -> int:
-        return self.database.waiting
+        return waiting_in(self.database)
 
     def in_use(self) -> InUse:
         return InUse(self)

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from apscheduler_tasklock._database import thread as database_thread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
 
 
@@ -63,7 +64,7 @@ def wait_until_decided(executor: Any) -> None:
     queue = executor._runs._functions
     for _ in range(2):  # a step reads all messages, and then decides
         is_taken_in = threading.Event()
-        queue.call(lambda _inputs, event=is_taken_in: event.set())
+        queue.call(is_taken_in.set)
         assert is_taken_in.wait(60)
     assert executor.locks.wait_for_claims(60)
 
@@ -176,3 +177,9 @@ def safe_look(watch: Any) -> Any:
 def end_database_threads() -> None:
     """Do what is done at the end of an interpreter without a shutdown."""
     database_thread._end_all()
+
+
+def waiting_in(thread: ReplicaThread) -> int:
+    """Return how many requests wait in a replica's thread to be sent for the first time."""
+    came = len(thread._inbox.messages) + len(thread._came)
+    return came + sum(each.error is None for each in list(thread._outbox.waiting))

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs import queue
 from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.workers import WorkerModel
 from tests.simulation.mutations import _method
 from tests.simulation.world import CLOCK, replaced
+from tests.support.waist import ClaimOutcome
 
 Mutated = AbstractContextManager[None]
 

@@ -50,7 +50,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome, WindowAfter
+from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
 from apscheduler_tasklock._lock.patterns import like_of
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, TaskLockStatements
@@ -103,6 +103,9 @@ from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
+from apscheduler_tasklock._runs.deferred_runs import Outlook
+from apscheduler_tasklock._runs.queue import RunQueue, ToDo
+from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
     FINDING_KINDS,
@@ -144,6 +147,7 @@ __all__ = [
     "Claim",
     "ClaimAnswer",
     "ClaimContext",
+    "ClaimOutcome",
     "ClaimRequest",
     "ClaimTimes",
     "Claims",
@@ -239,6 +243,7 @@ __all__ = [
     "set_by",
     "severity_of",
     "statements_of",
+    "step_of",
     "takeover_of",
     "tasks_of_one",
     "text_of",
@@ -747,3 +752,34 @@ def _pause_of(stored: dict[str, Any]) -> Pause:
 def with_late_takeovers() -> AbstractContextManager[object]:
     """Grant takeovers however long their statements take, as they do on a slow machine."""
     return patch.object(claim_attempts, "LONGEST_TAKEOVER", inf)
+
+
+def step_of(
+    queue: RunQueue,
+    now: float,
+    workers: int | None,
+    *,
+    came: Sequence[QueuedRun] = (),
+    begun: Sequence[QueuedRun] = (),
+    freed: Sequence[tuple[QueuedRun, float]] = (),
+    not_given: Sequence[QueuedRun] = (),
+    answered: Sequence[tuple[QueuedRun, ClaimOutcome]] = (),
+    found: Sequence[tuple[QueuedRun, Outlook, float]] = (),
+    stopped: bool = False,
+) -> ToDo:
+    """Tell a queue what has happened; return what is to be done then."""
+    if stopped:
+        queue.stop()
+    for run in came:
+        queue.came(run)
+    for run in begun:
+        queue.begun(run, now)
+    for run, took in freed:
+        queue.freed(run, took)
+    for run in not_given:
+        queue.not_given(run, now)
+    for run, outcome in answered:
+        queue.answered(run, outcome, now)
+    for run, outlook, as_of in found:
+        queue.found(run, outlook, as_of, now)
+    return queue.next(now, workers)

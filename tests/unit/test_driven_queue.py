@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,14 +18,15 @@ from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.thread import NAME, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from tests.support.exchanges import InThread, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
+from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.socket_pairs import noting_pairs
+from tests.support.waist import ClaimOutcome
 
 
 class Carrier:
@@ -172,6 +174,33 @@ def test_a_run_that_begins_lets_those_that_wait_be_asked_for(
     assert carrier.asked == ["a"]
     queue.begun(run)
     eventually(lambda: carrier.asked == ["a", "b"])
+
+
+def without_due_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a queue that waits for an answer be stepped by nothing else."""
+    monkeypatch.setattr("apscheduler_tasklock._runs.driven_queue.LONGEST_WAIT", 3600.0)
+    monkeypatch.setattr("apscheduler_tasklock._runs.queue.PATIENCE", 3600.0)
+
+
+def test_an_answer_is_acted_on_without_a_message(
+    queue: DrivenQueue, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_due_times(monkeypatch)
+    run = run_of("a")
+    queue.came(run)
+    eventually(lambda: carrier.asked == ["a"])
+    queue.thread.call(partial(queue.answered, run, ClaimOutcome.GRANTED))
+    eventually(lambda: carrier.given == ["a"])
+
+
+def test_an_answer_in_the_middle_of_a_step_is_acted_on(
+    queue: DrivenQueue, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of a claim that cannot be made, because the job's trigger fails."""
+    without_due_times(monkeypatch)
+    carrier.sends = lambda: queue.answered(carrier.runs[-1], ClaimOutcome.REFUSED)
+    queue.came(run_of("a"))
+    eventually(lambda: carrier.refused == ["a"])
 
 
 def test_a_stop_returns_when_what_waited_is_withdrawn(queue: DrivenQueue, carrier: Carrier) -> None:
@@ -482,13 +511,13 @@ class TestInAWait:
         waiting: list[int] = []
 
         def count(_cursor: Any) -> None:
-            waiting.append(queue.thread.waiting)
+            waiting.append(waiting_in(queue.thread))
 
         queue.thread.submit(Call(count, Deadline(None), came=time.monotonic()))
         assert wire.opening.wait(PATIENCE)
         queue.thread.submit(self.request("next", []))
         stop(queue)  # so that the next one was taken
-        assert queue.thread.waiting == 1
+        assert waiting_in(queue.thread) == 1
         wire.opened.set()
         assert wire.begun.wait(PATIENCE)
         assert waiting == [1]

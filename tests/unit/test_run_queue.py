@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.queue import (
     MOST_ASKED,
@@ -23,7 +22,7 @@ from apscheduler_tasklock._runs.queue import (
     ToDo,
 )
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
-from tests.support.run_queues import step_of
+from tests.support.waist import ClaimOutcome, step_of
 
 GRANTED, REFUSED, DEFERRED = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.DEFERRED
 ASKED_AGAIN = Outlook.ASKED_AGAIN

@@ -257,7 +257,7 @@ def locks(database_url: str) -> Iterator[LockClient]:
     """Locks of a replica that has seen the database for long enough."""
     with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
         locks.check()
-        locks.believe()
+        locks.outage.believe()
         yield locks
 
 
@@ -324,7 +324,7 @@ def test_the_executor_knows_the_leases_of_its_jobs_before_they_fire(
     replica.start()
     try:
         replica.executor.locks.check()
-        replica.executor.locks.believe()
+        replica.executor.locks.outage.believe()
         for job_id in ("first", "later"):
             if job_id == "later":
                 replica.scheduler.add_job(print, "interval", days=1, id=job_id)
@@ -368,7 +368,7 @@ def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
     timings = Timings(longest_turn=0.5)
     with closing(LockClient(LockSettings(database_url, "replica", timings=timings))) as locks:
         locks.check()
-        locks.believe()
+        locks.outage.believe()
         found = Found(locks, rows, timings=timings)
         find = found.jobs.submission_for
 
@@ -496,7 +496,7 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
         found.look()
         assert not locks.stable
         assert not found.jobs.of("dead")
-        locks.believe()
+        locks.outage.believe()
         eventually(lambda: found.jobs.of("dead"))
         found.watch.looks.close()
 
@@ -506,7 +506,7 @@ def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Ro
     replica = Replica(database_url, max_workers=1, lease=30, failover=True, poll_interval=0.2)
     replica.start()
     try:
-        replica.executor.locks.believe()
+        replica.executor.locks.outage.believe()
         long = replica.scheduler.add_job(lambda: go_on.wait(60), "interval", days=1, id="long")
         rows.dead("long", runs=what_runs(long))
         replica.one(EVENT_TASK_LOCK_GRANTED, "long")
@@ -577,7 +577,7 @@ def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, ro
     rows.set("task", deaths=3)
     with closing(SlowLocks(LockSettings(database_url, "replica"))) as locks:
         locks.check()
-        locks.believe()
+        locks.outage.believe()
         found = Found(locks, rows)
         found.start("task")
         eventually(lambda: rows.state("task").finished)
@@ -732,7 +732,7 @@ def test_the_end_of_a_run_here_wakes_the_look_only_for_what_is_deferred(
     database_url: str, rows: Rows
 ) -> None:
     with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
-        locks.believe()
+        locks.outage.believe()
         found = Found(locks, rows, interval=3600.0)
         run = rows.running("task")
         found.start("task")

@@ -23,6 +23,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
+from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
@@ -72,7 +73,7 @@ def together(
         asked = []
         for number, call in enumerate(calls):
             asked.append(pool.submit(call))
-            eventually(lambda number=number: locks.waiting == number + 1)
+            eventually(lambda number=number: waiting_in(locks.thread) == number + 1)
     return asked
 
 
@@ -176,7 +177,7 @@ def test_a_token_that_cannot_grow_rejects_its_task_alone(
 ) -> None:
     locks = make_locks()
     locks.check()
-    locks.believe()
+    locks.outage.believe()
     if kind == "claims":
         for task in TASKS[:5]:
             known_task(task)
@@ -201,7 +202,7 @@ def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
     takeovers = dead_ones(make_locks, connection, pool, TASKS)
     locks = make_locks(proxy.url)
     locks.check()
-    locks.believe()
+    locks.outage.believe()
     sent = counted(proxy)
     calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
     taken = results(together(locks, pool, calls))
@@ -224,7 +225,7 @@ def test_a_takeover_whose_row_is_locked_is_asked_again_and_the_others_go_through
 ) -> None:
     takeovers = dead_ones(make_locks, connection, pool, TASKS[:3])
     locks = make_locks()
-    locks.believe()
+    locks.outage.believe()
     calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
     with psycopg.connect(database_url) as other:
         other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[1]])
@@ -258,7 +259,7 @@ def test_replicas_that_take_the_same_runs_over_together_share_them(
     orders = [takeovers, takeovers[::-1]]
     replicas = [make_locks(replica_id=f"replica {number}") for number in range(2)]
     for replica in replicas:
-        replica.believe()
+        replica.outage.believe()
     racing = [pool.submit(race, *each) for each in zip(replicas, orders, strict=True)]
     taken = [each for raced in results(racing) for each in raced]
     assert sorted(lock.name for _, lock in taken) == sorted(TASKS)
@@ -333,7 +334,7 @@ class TestLostAnswers:
 
         with in_use(locks, pool):
             asked = [pool.submit(call) for call in claims(locks, TASKS)]
-            eventually(lambda: locks.waiting == len(TASKS))
+            eventually(lambda: waiting_in(locks.thread) == len(TASKS))
             proxy.to_client = cut_once
         granted = results(asked)
         assert cut.is_set()
@@ -357,7 +358,7 @@ class TestLostAnswers:
             known_task(task)
         with in_use(locks, pool):
             asked = [pool.submit(call) for call in claims(locks, TASKS[:5], runs="app:job")]
-            eventually(lambda: locks.waiting == 5)
+            eventually(lambda: waiting_in(locks.thread) == 5)
             proxy.to_client = lambda _data: None  # no answer gets through any more
         assert all(isinstance(each.exception(60), TaskLockError) for each in asked)
         assert {row(connection, task)["token"] for task in TASKS[:5]} == {AHEAD + 1}

@@ -104,7 +104,7 @@ def make_heir(make_replica: MakeReplica) -> MakeReplica:
 
     def make(*arguments: Any, start: bool = True, **options: Any) -> Replica:
         replica = make_replica(*arguments, start=False, **{**often, **options})
-        replica.executor.locks.believe()
+        replica.executor.locks.outage.believe()
         if start:
             replica.scheduler.start()
         return replica
@@ -415,7 +415,7 @@ class TestWhatIsRun:
             lease=600,
             replica_id="second",
         )
-        second.locks.believe()
+        second.locks.outage.believe()
         replica.scheduler.add_executor(second, "second")
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         replica.scheduler.start(paused=True)
@@ -713,7 +713,7 @@ class TestLooking:
         undo()
         end_lease(connection)
         replica.start()
-        replica.executor.locks.believe()
+        replica.executor.locks.outage.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
         until_looked(replica)
@@ -908,7 +908,7 @@ class TestGivingUp:
     def poison(self, holder: MakeHolder, dying: LockClient, connection: Connection) -> HeldLock:
         """Let the job kill its holder, and those of two takeovers."""
         held = holder()
-        dying.believe()
+        dying.outage.believe()
         for _ in range(2):
             end_lease(connection)
             dead = takeover_of("job", held.claim_id, "dead", 1, failover=True)

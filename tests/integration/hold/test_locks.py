@@ -433,11 +433,11 @@ class TestClockJumps:
         dead = held(dying, runs="app:job", failover=True)
         die(dying, dead)
         connection.execute("UPDATE task_lock SET locked_until = now()")
-        locks.believe()
+        locks.outage.believe()
         self.behind(locks)
         doubted = locks.claim(takeover_of("task", dead.claim_id, "dying"))
         assert isinstance(doubted, Refusal)  # its lease may have ended by the jump alone
-        locks.believe()
+        locks.outage.believe()
         taken = locks.claim(takeover_of("task", dead.claim_id, "dying"))
         assert isinstance(taken, HeldLock)
         assert taken.is_takeover
@@ -592,7 +592,7 @@ class TestUnavailable:
         """Other replicas could not renew such a lease meanwhile."""
         locks = make_locks(timings=Timings(recovery_grace=600.0))
         lock = held(locks, lease=3.0)
-        locks.believe()
+        locks.outage.believe()
         locks.ask(lambda cursor: cursor.execute("SELECT pg_sleep(1.1)"))
         assert not locks.stable
         locks.release(lock)

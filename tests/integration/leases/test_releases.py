@@ -19,6 +19,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
+from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
@@ -78,7 +79,7 @@ def test_a_claim_that_the_server_undid_leaves_none(
         with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
             held(locks, **TIMES)
         # It could not have been sent by now.
-        assert not locks.waiting
+        assert not waiting_in(locks.thread)
 
 
 def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, proxy: Proxy) -> None:

@@ -89,7 +89,7 @@ def die_by_hand(connection: Connection, make_locks: MakeLocks) -> Callable[..., 
 def make_heir(make_replica: MakeReplica, **options: Any) -> Replica:
     """Make a replica with failover that believes the rows from the start."""
     replica = make_replica(start=False, **{"failover": True, "lease": 600, **FAST, **options})
-    replica.executor.locks.believe()
+    replica.executor.locks.outage.believe()
     return replica
 
 

@@ -196,7 +196,8 @@ class TestTheThread:
             if len(tried) < 4:
                 raise TaskLockDatabaseError("not yet")
 
-        setup.database.ask(fail, Deadline(setup.closing), tried_for=PATIENCE)
+        until = time.monotonic() + PATIENCE
+        setup.database.get(setup.request(fail, tried_until=until))
         assert len(set(tried)) == 1
         assert len(tried) == 4
 

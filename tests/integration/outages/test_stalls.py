@@ -76,7 +76,7 @@ def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_go
     replica = make_replica(proxy.url, **options)
     stalled, go_on = threading.Event(), threading.Event()
     other = make_locks(replica_id="other")
-    other.believe()
+    other.outage.believe()
     overtaken: list[HeldLock] = []
 
     def stall(data: bytes) -> bytes:

@@ -85,7 +85,7 @@ def test_what_goes_on_during_a_shutdown_waits_on(
     def select(cursor: Any) -> Any:
         return cursor.execute("SELECT true").fetchone()
 
-    renewal = pool.submit(setup.database.ask, select, Deadline(None, inf))
+    renewal = pool.submit(setup.ask, select, None, Deadline(None, inf))
     assert gate.reached.wait(60)
     setup.closing.stop()
     assert gave_up(pool.submit(answered, setup))

@@ -212,7 +212,7 @@ def test_a_store_that_cannot_be_listed_keeps_no_other_jobs_from_being_taken_over
     make: Make, key: str, dying: LockClient, connection: Connection
 ) -> None:
     replica = make(paused=True, failover=True, lease=600, poll_interval=0.3)
-    replica.executor.locks.believe()
+    replica.executor.locks.outage.believe()
     store = BrokenStore()
     replica.scheduler.add_jobstore(store, "broken")
     replica.scheduler.add_jobstore(MemoryJobStore(), "memory")

@@ -336,7 +336,7 @@ class TestARun:
         end_maximum_lock(connection, begun.result(60))
         window_is_over = "SELECT FROM task_lock WHERE window_until < now()"
         eventually(lambda: connection.execute(window_is_over).rowcount)
-        other.executor.locks.believe()
+        other.executor.locks.outage.believe()
         other.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0.05, "max_lock": 60}})
         other.one(EVENT_TASK_LOCK_GRANTED)
         held = rows(connection)["job"]

@@ -11,6 +11,7 @@ import pytest
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import held
+from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.waist import ClaimRequest
 
@@ -49,7 +50,7 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
     # An answer is waited for longer than it is held up.
     locks = make_locks(claim_timeout=180.0, timings=Timings(longest_answer=60.0))
     locks.check()
-    locks.believe()
+    locks.outage.believe()
     is_busy, go_on = threading.Event(), threading.Event()
 
     def keep_busy(_cursor: object) -> None:
@@ -70,7 +71,7 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
         claims = [threading.Thread(target=claim, args=(task,)) for task in ("new", "known")]
         for thread in claims:
             thread.start()
-        eventually(lambda: locks.waiting == 2)
+        eventually(lambda: waiting_in(locks.thread) == 2)
         go_on.set()
         granted = "SELECT true FROM task_lock WHERE task_name = 'known' AND finished_at IS NULL"
         eventually(lambda: connection.execute(granted).fetchone())

@@ -18,7 +18,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.integration.conftest import Job
-from tests.support.claims import end_maximum_lock
+from tests.support.claims import die, end_maximum_lock
 from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.pool_jobs import wait_for
@@ -104,7 +104,7 @@ def test_a_run_that_ends_before_its_maximum_lock_does_not_overrun(
     assert isinstance(held, HeldLock)
     held.extend(timedelta(hours=1))
     eventually(lambda: held.lease is None or held.lease_left > 0)
-    locks.abandon(held)
+    die(locks, held)
     assert connection.execute("SELECT overran FROM task_lock").fetchone() == (False,)
 
 
