@@ -1534,7 +1534,7 @@ class TestRunsWhereItCan:
     def test_a_job_without_a_lock_runs_also_if_the_next_ones_answer_is_lost(
         self, make: Make, key: str, proxy: Proxy
     ) -> None:
-        replica = make(database=proxy.url, enabled=False)
+        replica = make(database=proxy.url, enabled=False, timings=PATIENT)
         replica.scheduler.pause()
         keys = [f"{key}-{number}" for number in range(2)]
         for each in keys:
