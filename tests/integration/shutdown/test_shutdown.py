@@ -185,7 +185,14 @@ def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_o
     both: list[str] = []
     replica.scheduler.add_listener(lambda event: both.append(event.job_id), EVENT_JOB_SUBMITTED)
     # The replica's thread waits until both are submitted, so that one ask has both.
-    executors_of(replica.scheduler)["default"].locks.call(lambda: eventually(lambda: both[1:]))
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        eventually(lambda: both[1:])
+
+    executors_of(replica.scheduler)["default"].locks.call(wait)
+    assert waits.wait(60)
     for name in ("first", "second"):
         run_now(replica.scheduler, name, print, "default")
     eventually(lambda: unreleased(connection) == ["first", "second"])
