@@ -554,7 +554,8 @@ class ReplicaThread:
             logger.exception("The task lock's thread failed, and goes on")
         failed, self._batch = self._batch, []
         for request in failed:
-            request.note_failure(error)
+            with suppress(Exception):  # so that each gets its outcome
+                request.note_failure(error)
         why = TaskLockError(f"the task lock's thread failed: {error!r}")
         self._answered += [(request, Outcome(error=why)) for request in failed]
 

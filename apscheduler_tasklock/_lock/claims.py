@@ -171,6 +171,8 @@ class QueueClaims(Request[None]):
 
     def note_failure(self, error: BaseException) -> None:
         """Note the error for the claims that were sent, and whether it is a rejection."""
+        if not self._parts:  # the thread has failed after the last answer, which counts
+            return
         for attempt in self._parts[0]:
             attempt.note_failure(error)
         is_of_statement = isinstance(error, (psycopg.Error, UnicodeError))
@@ -186,9 +188,9 @@ class QueueClaims(Request[None]):
     def _goes_on_after(self, error: Exception) -> bool:
         """Return whether to send smaller parts, because the database rejected the claims."""
         is_rejected, self._is_rejected = self._is_rejected, False
-        part = self._parts[0]
-        if not is_rejected or len(self._parts) == len(part) == 1:
+        if not is_rejected or len(self._parts) == len(self._parts[0]) == 1:
             return False
+        part = self._parts[0]
         if len(part) == 1:
             self._note(part[0], error)
             del self._parts[0]

@@ -105,6 +105,7 @@ class RunQueue:
         self._asked: set[QueuedRun] = set()
         # The outcomes of the current asks, as far as they are answered.
         self._outcomes: set[ClaimOutcome] = set()
+        self._granted: list[QueuedRun] = []  # since the last call of `next`
         self._asked_at = inf
         self._reserved = 0  # workers that stay free for the runs of the current ask
         self._free_since = inf  # since when a worker is free; `inf`: none is free
@@ -156,13 +157,7 @@ class RunQueue:
         self._asked.discard(run)
         self._outcomes.add(outcome)
         if outcome is ClaimOutcome.GRANTED:
-            if self._stopped:
-                self._todo.withdrawn.append(run)
-                self._end(run, run.earliest)
-            else:
-                # A run that needs no lock may have taken the reserved worker by now. Then this
-                # granted run waits for the next free worker in the executor's own queue.
-                self._give(run, now)
+            self._granted.append(run)
         elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
             self._todo.refused.append((run, outcome))
             self._end(run, run.earliest)
@@ -210,6 +205,7 @@ class RunQueue:
         :param workers: how many workers the executor has; ``None``: there is no limit of workers
         """
         self._workers.note_count(workers)
+        self._deal_with_granted(now)
         free = self._workers.free
         self._free_since = min(self._free_since, now) if free - self._reserved >= 1 else inf
         wakes_at = inf
@@ -227,6 +223,18 @@ class RunQueue:
         todo, self._todo = self._todo, ToDo()
         todo.wakes_at = wakes_at
         return todo
+
+    def _deal_with_granted(self, now: float) -> None:
+        """Give the runs that were granted to the executor, or withdraw them after a stop."""
+        granted, self._granted = self._granted, []
+        for run in granted:
+            if self._stopped:
+                self._todo.withdrawn.append(run)
+                self._end(run, run.earliest)
+            else:
+                # A run that needs no lock may have taken the reserved worker by now. Then this
+                # granted run waits for the next free worker in the executor's own queue.
+                self._give(run, now)
 
     def _note_outcomes(self, now: float, outcomes: set[ClaimOutcome]) -> None:
         """Decide how large the next asks are, and when they go out.

@@ -97,6 +97,13 @@ class TestAsking:
         assert (step.asks, step.given) == ([], [run])
         assert run.state is State.GIVEN
 
+    def test_a_run_that_was_granted_right_before_a_stop_is_withdrawn(self) -> None:
+        steps, run = Steps(), run_of()
+        steps.step(came=[run])
+        steps.queue.answered(run, GRANTED, steps.now)
+        step = steps.step(stopped=True)
+        assert (step.given, step.withdrawn) == ([], [run])
+
     def test_a_refused_run_never_takes_a_worker(self) -> None:
         steps, run = Steps(), run_of()
         step = steps.answer(steps.step(came=[run]), lambda _run: REFUSED)

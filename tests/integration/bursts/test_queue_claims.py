@@ -265,6 +265,26 @@ def test_one_tasks_mistake_is_its_own(
     assert "violates check constraint" in str(told[wrong])
 
 
+@pytest.mark.parametrize("tasks", ["a", "abc"])
+def test_an_error_of_the_thread_after_the_answer_costs_no_claim(
+    make_asking: MakeAsking, make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, tasks: str
+) -> None:
+    locks = make_locks()
+    thread: Any = type(locks.thread)
+    note_answers, failed = thread._note_answers, []
+
+    def fail_once(self: Any, batch: Sequence[Any], *answers: Any) -> None:
+        if batch[0].follows_releases and not failed:
+            failed.append(batch)
+            raise ValueError("once")
+        note_answers(self, batch, *answers)
+
+    monkeypatch.setattr(thread, "_note_answers", fail_once)
+    told = make_asking(locks, *tasks).ask(most=5)
+    assert failed
+    assert kinds(told) == dict.fromkeys(tasks, HeldLock)
+
+
 @pytest.mark.parametrize("token", [2**63 - 2, 2**63 - 1])
 def test_a_token_that_cannot_grow_is_one_tasks_own(
     make_asking: MakeAsking,
