@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from apscheduler_tasklock._database import thread as database_thread
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._runs.run_attempt import RunAttempt
@@ -183,3 +185,20 @@ def waiting_in(thread: ReplicaThread) -> int:
     """Return how many requests wait in a replica's thread to be sent for the first time."""
     came = len(thread._inbox.messages) + len(thread._came)
     return came + sum(each.error is None for each in list(thread._outbox.waiting))
+
+
+def fail_after_a_claims_answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let a replica's thread fail once, right after it has read the answer to claims.
+
+    :return: gets the claims
+    """
+    note_answers, failed = ReplicaThread._note_answers, []
+
+    def fail_once(self: ReplicaThread, batch: list[Any], *answers: Any) -> None:
+        if batch[0].follows_releases and not failed:
+            failed.extend(batch)
+            raise ValueError("once")
+        note_answers(self, batch, *answers)
+
+    monkeypatch.setattr(ReplicaThread, "_note_answers", fail_once)
+    return failed

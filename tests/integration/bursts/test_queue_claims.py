@@ -17,6 +17,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held, row
 from tests.support.faults import CLAIM, Fault
+from tests.support.internals import fail_after_a_claims_answer
 from tests.support.outages import refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -269,18 +270,8 @@ def test_one_tasks_mistake_is_its_own(
 def test_an_error_of_the_thread_after_the_answer_costs_no_claim(
     make_asking: MakeAsking, make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, tasks: str
 ) -> None:
-    locks = make_locks()
-    thread: Any = type(locks.thread)
-    note_answers, failed = thread._note_answers, []
-
-    def fail_once(self: Any, batch: Sequence[Any], *answers: Any) -> None:
-        if batch[0].follows_releases and not failed:
-            failed.append(batch)
-            raise ValueError("once")
-        note_answers(self, batch, *answers)
-
-    monkeypatch.setattr(thread, "_note_answers", fail_once)
-    told = make_asking(locks, *tasks).ask(most=5)
+    failed = fail_after_a_claims_answer(monkeypatch)
+    told = make_asking(make_locks(), *tasks).ask(most=5)
     assert failed
     assert kinds(told) == dict.fromkeys(tasks, HeldLock)
 
