@@ -51,11 +51,6 @@ class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
             self.waiter = self.loop.create_future()
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether the client that sends the request has stopped claiming."""
-        return self.deadline.stopped
-
-    @property
     def is_unwanted(self) -> bool:
         """Whether the request was withdrawn. Never true of a release, which is sent in any case."""
         return self.future.cancelled() and not self.is_release

@@ -158,7 +158,7 @@ class Outbox:
         self, request: Request[Any], error: Exception, *, stopped: bool
     ) -> float | None:
         """Return the seconds after which a failed request is sent again; ``None``: never."""
-        if (stopped or request.is_stopped) and request.ends_with_claiming:
+        if (stopped or request.deadline.stopped) and request.ends_with_claiming:
             return None
         if isinstance(error, RowLockedError):
             backoff = request.locked_backoff
@@ -185,7 +185,7 @@ class Outbox:
         is_over = now >= min(request.turn_until, request.deadline.over_at)
         if request.error is not None:  # the request was sent, and has failed
             is_over = is_over or now >= request.tried_until
-            is_stopped = stopped or request.is_stopped
+            is_stopped = stopped or request.deadline.stopped
             is_over = is_over or (is_stopped and request.ends_with_claiming)
         if not (is_over or request.is_unwanted):
             return None

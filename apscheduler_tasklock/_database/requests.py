@@ -92,11 +92,6 @@ class Request(Generic[Answer]):
         """Whether nobody waits for the result any more."""
         return False
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the client that sends the request has stopped claiming."""
-        return False
-
     def send(self, cursor: Any) -> Answer | TaskLockError:
         """Send this request alone, on a cursor in autocommit mode; return the answer or an error.
 

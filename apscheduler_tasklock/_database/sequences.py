@@ -34,11 +34,6 @@ class SequenceRequest(Call[Any]):
         super().__init__(statement, deadline, **times)
         self._report = report
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the client that sends the request has stopped claiming."""
-        return self.deadline.stopped
-
     def finish(self, outcome: Outcome[Any]) -> None:
         """Report the outcome."""
         self._report(outcome)

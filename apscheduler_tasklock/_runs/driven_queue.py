@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from math import inf
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ logger = logger_of(__name__)
 # a message.
 LONGEST_WAIT = 0.5
 
-# A message to the queue: a function to call before its next step, and the function's arguments.
+# A function to call in the replica's thread, and its arguments.
 Message = tuple[Any, ...]
 # Returns how many workers there are now; ``None``: there is no limit of workers.
 CountWorkers = Callable[[], int | None]
@@ -156,10 +157,11 @@ class DrivenQueue:
         try:
             if carrier.is_ending:
                 self.runs.stop()
-            self._take_messages()
+            messages, self.messages = self.messages, []
+            _call_each(messages)
             todo = self.runs.next(time.monotonic(), self.workers())
             self.wakes_at = todo.wakes_at
-            _carry_out(todo, carrier)
+            _call_each(_decisions(todo, carrier))
             self._is_idle = self.runs.is_idle
             longest = carrier.look() if self._is_idle else min(carrier.look(), LONGEST_WAIT)
             self.wakes_at = min(self.wakes_at, time.monotonic() + longest)
@@ -174,26 +176,26 @@ class DrivenQueue:
             for event in stops:
                 event.set()
 
-    def _take_messages(self) -> None:
-        messages, self.messages = self.messages, []
-        for function, *arguments in messages:
-            try:
-                function(*arguments)
-            except Exception:
-                logger.exception("The task lock's thread failed, and goes on")
+
+def _call_each(messages: Iterable[Message]) -> None:
+    """Call several functions. An error of one does not keep the others from being called."""
+    for function, *arguments in messages:
+        try:
+            function(*arguments)
+        except Exception:
+            logger.exception("The task lock's thread failed, and goes on")
 
 
-def _carry_out(todo: ToDo, carrier: Carrier) -> None:
-    """Carry out the decisions of a queue's step."""
-    for ask in todo.asks:
-        carrier.ask(ask)
-    for run in todo.given:
-        carrier.give(run)
+def _decisions(todo: ToDo, carrier: Carrier) -> Sequence[Message]:
+    """Return the calls that carry out the decisions of a queue's step."""
+    calls: list[Message] = []
+    calls += zip(repeat(carrier.ask), todo.asks)
+    calls += zip(repeat(carrier.give), todo.given)
     for run, outcome in todo.refused:
-        carrier.end_refused(run, outcome)
-    for run in todo.withdrawn:
-        carrier.withdraw(run)
+        calls.append((carrier.end_refused, run, outcome))
+    calls += zip(repeat(carrier.withdraw), todo.withdrawn)
     if todo.is_look_due:
-        carrier.wake_look()
+        calls.append((carrier.wake_look,))
     if todo.all_busy is not None:
-        carrier.report_all_busy(todo.all_busy)
+        calls.append((carrier.report_all_busy, todo.all_busy))
+    return calls

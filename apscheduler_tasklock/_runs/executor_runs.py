@@ -378,17 +378,11 @@ class ExecutorRuns:
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
-        first: _Work = ask.runs[0].work
-        locks, queue = first.locks, first.queue
-        together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
-        most = len(ask.runs) if together or ask.most is None else ask.most
+        locks: LockClient = ask.runs[0].work.locks
         asked: dict[AnyAttempt, QueuedRun] = {}
         for run in ask.runs:
-            if run.work.locks is not locks or len(asked) == most:
-                queue.answered(run, ClaimOutcome.BEYOND)
-            elif not _is_wanted(run.work):
-                queue.answered(run, ClaimOutcome.REFUSED)
-            elif isinstance(claim := _claim_of(run.work), Exception):
+            claim = _claim_of(run.work) if run.work.locks is locks else ClaimOutcome.BEYOND
+            if isinstance(claim, (ClaimOutcome, Exception)):
                 self._take_answer(run, claim)
             else:
                 asked[claim] = run
@@ -397,8 +391,13 @@ class ExecutorRuns:
             for attempt, claimed in decided:
                 self._take_answer(asked[attempt], claimed)
 
-        if asked:
-            locks.begin_claims(list(asked), ask.most if together else None, report)
+        most = ask.most if ask.runs[0].kind.has_limit else None
+        try:
+            if asked:
+                locks.begin_claims(list(asked), most, report)
+        except Exception as error:  # noqa: BLE001  # so that each run has an answer
+            for run in asked.values():
+                self._take_answer(run, error)
 
     def _take_answer(self, run: QueuedRun, claimed: Claimed | Exception) -> None:
         due = run.work.submission.due
@@ -575,8 +574,15 @@ class ExecutorRuns:
 
     def give(self, run: QueuedRun) -> None:
         """Give a run to the wrapped executor."""
-        work: _Work = run.work
         self._given[run] = None
+        try:
+            self._note_given(run)
+        except Exception as error:  # noqa: BLE001  # such as that the scheduler's loop is closed
+            if run.token.take():
+                self._not_given(run, error)
+
+    def _note_given(self, run: QueuedRun) -> None:
+        work: _Work = run.work
         if work.attempt.held is not None and self._is_known:
             left = work.attempt.held.seconds_left * WAITS_AT_MOST
             work.begins_until = time.monotonic() + left
@@ -603,11 +609,7 @@ class ExecutorRuns:
             self._left_to_giver.add(run)
             self._giver.call_also_here(partial(self._give_by_giver, run))
             return
-        try:
-            call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
-        except RuntimeError as error:  # the scheduler's event loop is closed
-            if run.token.take():
-                self._not_given(run, error)
+        call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
 
     def _give_by_giver(self, run: QueuedRun) -> None:
         try:
@@ -1072,8 +1074,10 @@ def _is_wanted(work: _Work) -> bool:
     return False
 
 
-def _claim_of(work: _Work) -> AnyAttempt | Exception:
-    """Return a run's claim, or the error because of which it cannot be made."""
+def _claim_of(work: _Work) -> AnyAttempt | ClaimOutcome | Exception:
+    """Return a run's claim, or why there is none: it is refused, or cannot be made."""
+    if not _is_wanted(work):
+        return ClaimOutcome.REFUSED
     failure = work.failure or _why_not_claimed(work)
     if failure is not None:
         return failure

@@ -156,6 +156,7 @@ class RunQueue:
         """Take the outcome of the claim of a run that was asked for."""
         self._asked.discard(run)
         self._outcomes.add(outcome)
+        run.in_doubt = outcome is ClaimOutcome.UNANSWERED
         if outcome is ClaimOutcome.GRANTED:
             self._granted.append(run)
         elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
@@ -239,14 +240,9 @@ class RunQueue:
     def _note_outcomes(self, now: float, outcomes: set[ClaimOutcome]) -> None:
         """Decide how large the next asks are, and when they go out.
 
-        :param outcomes: the outcomes of the last asks, of all kinds of runs together, because the
-            size of the next ask is that of the one without an answer
+        :param outcomes: the outcomes of the last asks, of all kinds of runs together
         """
         if ClaimOutcome.UNANSWERED in outcomes:
-            # These claims may be granted, and count toward the limit only of an ask that has them.
-            # So nothing else is asked for until all of them are asked for again, in an ask that is
-            # not smaller.
-            self._growth = max(1, self._growth)
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
@@ -316,6 +312,10 @@ class RunQueue:
             for run in others
             if not (run.is_held or deferred) or not self._is_held(run, deferred.get(run.job, ()))
         ]
+        # Runs in doubt count toward the limit only of an ask that has them. So no other run is
+        # asked for before all of them are asked for again.
+        if self._unanswered and any(run.in_doubt for run in (*first, *others)):
+            first, others = _only_in_doubt(first), _only_in_doubt(others)
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
         # get at most half of the free workers, but at least one. The other runs get the rest.
         share = max(1.0, free // 2) if first and others else free
@@ -371,7 +371,7 @@ class RunQueue:
         taken = 0
         for run in ready:
             has_worker = taken + 1 <= free
-            if not (has_worker or asking.has_room):
+            if not (has_worker or asking.has_room_for(run)):
                 break
             begins_at = self._workers.begins_at(run, now)
             run.is_missed, run.late_by = is_misfire(run, begins_at), lateness(run, begins_at)
@@ -420,18 +420,24 @@ class _Asking:
         self._asks: dict[RunKind, Ask] = {}
         self._tasks: set[str] = set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the asks have room for another run."""
-        return len(self._tasks) < self._size
+    def has_room_for(self, run: QueuedRun) -> bool:
+        """Return whether the asks have room for a run. They have room for all runs in doubt."""
+        return self._size > 0 and (run.in_doubt or len(self._tasks) < self._size)
 
     def add(self, run: QueuedRun, *, has_worker: bool) -> bool:
         """Add a run, unless the asks have no room, or have another run of its task.
 
+        Of the runs whose claims have no limit, each is granted that can be. So such a run is added
+        only if it has a worker, or may have been granted.
+
         :param has_worker: whether a worker is free for the run
         :return: whether the run reserves a worker
         """
-        if run.task_name in self._tasks or not self.has_room:
+        if self._has_limit and not has_worker and not run.kind.has_limit:
+            has_worker = run.in_doubt
+            if not has_worker:
+                return False
+        if run.task_name in self._tasks or not self.has_room_for(run):
             return False
         self._tasks.add(run.task_name)
         ask = self._asks.setdefault(run.kind, Ask([], 0 if self._has_limit else None))
@@ -447,6 +453,11 @@ class _Asking:
         for run in (run for ask in asks for run in ask.runs):
             run.state = State.ASKED
         return asks
+
+
+def _only_in_doubt(runs: Sequence[QueuedRun]) -> list[QueuedRun]:
+    """Return the runs in doubt, followed by those that need no claim."""
+    return [run for run in runs if run.in_doubt] + [run for run in runs if not run.claims]
 
 
 def _place(run: QueuedRun) -> tuple[float, int]:

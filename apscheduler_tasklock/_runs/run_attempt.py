@@ -121,9 +121,10 @@ class RunAttempt:
         if isinstance(claimed, TaskLockError):
             self._runs_despite = self._note_claim_failed(claimed)
             return self._runs_despite is not None
+        if isinstance(claimed, HeldLock):
+            self.held = claimed  # first of all, so that the window is handed over after an error
         self._telemetry.claimed(wanted_at, claimed)
         if isinstance(claimed, HeldLock):
-            self.held = claimed
             self._note_run_time(claimed)
             return True
         if claimed is not None:

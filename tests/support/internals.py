@@ -8,6 +8,7 @@ from concurrent.futures import thread as thread_pools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -185,6 +186,31 @@ def waiting_in(thread: ReplicaThread) -> int:
     """Return how many requests wait in a replica's thread to be sent for the first time."""
     came = len(thread._inbox.messages) + len(thread._came)
     return came + sum(each.error is None for each in list(thread._outbox.waiting))
+
+
+def fail_once_while_runs_are(doing: str, executor: Any) -> None:
+    """Let the thread of a started executor fail once while it asks for runs, or gives one.
+
+    :param doing: ``"asked for"`` or ``"given"``
+    """
+    owner, name = {
+        "asked for": (executor.locks, "begin_claims"),
+        "given": (executor._runs, "_begin_to_give"),
+    }[doing]
+    works, failed = getattr(owner, name), []
+
+    def fail_once(*arguments: Any) -> Any:
+        if not failed:
+            failed.append(arguments)
+            raise MemoryError
+        return works(*arguments)
+
+    setattr(owner, name, fail_once)
+
+
+def fail_to_measure(attempt: RunAttempt) -> None:
+    """Let the telemetry of an attempt's claim fail."""
+    attempt._telemetry = Mock(claimed=Mock(side_effect=LookupError))
 
 
 def fail_after_a_claims_answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

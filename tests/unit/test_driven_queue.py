@@ -266,6 +266,34 @@ def test_a_step_that_fails_ends_neither_the_thread_nor_what_came_with_it(
     eventually(lambda: beside.refused == ["b"])
 
 
+def test_an_error_while_a_run_is_given_costs_no_other_run(
+    queue: DrivenQueue, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run_of(name) for name in "abc"]
+    asked, refused = run_of("asked"), run_of("refused")
+    went_on = threading.Event()
+    queue.call(went_on.wait, PATIENCE)  # so that all runs are in one ask
+    for run in [*runs, refused]:
+        queue.came(run)
+    went_on.set()
+    eventually(lambda: carrier.asked == ["a", "b", "c", "refused"])
+    give = carrier.give
+
+    def fail_once(run: QueuedRun) -> None:
+        if run is runs[0]:
+            raise LookupError("of a give")
+        give(run)
+
+    monkeypatch.setattr(carrier, "give", fail_once)
+    queue.call(lambda: [queue.answered(run, ClaimOutcome.GRANTED) for run in runs])
+    queue.call(queue.answered, refused, ClaimOutcome.REFUSED)
+    eventually(lambda: (carrier.given, carrier.refused) == (["b", "c"], ["refused"]))
+    for run in runs:
+        queue.freed(run, 0.0)
+    queue.came(asked)
+    eventually(lambda: carrier.asked[-1] == "asked")
+
+
 def test_it_is_not_live_while_a_step_is_stuck(
     queue: DrivenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from apscheduler_tasklock._runs.run_attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock.lock import HeldLock
+from tests.support.internals import fail_to_measure
 
 
 def test_a_coroutine_that_is_cancelled_is_distinguished_from_one_that_gives_up_by_itself() -> None:
@@ -48,6 +49,16 @@ def test_where_python_does_not_tell_it_is_as_the_caller_says(
 
 LEASE = 15.0
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+def test_a_lock_is_held_although_the_telemetry_of_its_claim_fails() -> None:
+    """So that its window can be handed over."""
+    held = MagicMock(spec=HeldLock)
+    attempt = RunAttempt(MagicMock(), NOW, uuid4(), MagicMock(), MagicMock())
+    fail_to_measure(attempt)
+    with pytest.raises(LookupError):
+        attempt.take_in(held, time.monotonic())
+    assert attempt.held is held
 
 
 @pytest.mark.parametrize("in_coroutine", [False, True], ids=["thread", "coroutine"])

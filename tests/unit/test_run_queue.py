@@ -200,7 +200,7 @@ class TestAsking:
             assert asked(step) == [(["a"], 1)]
         assert pauses == [0.01, 0.02, 0.04, 0.08]
 
-    def test_claims_without_an_answer_are_asked_for_again_together_and_first(self) -> None:
+    def test_claims_without_an_answer_are_asked_for_again_before_any_other(self) -> None:
         """They may be granted, and the limit of an ask counts those that it has."""
         steps = Steps(workers=4)
         step = steps.step(came=runs(4))
@@ -211,7 +211,50 @@ class TestAsking:
         assert steps.step(came=[unlocked]).given == [unlocked]
         steps.step(begun=[unlocked])
         steps.now = step.wakes_at
-        assert asked(steps.step()) == [([*names(runs(4)), "later"], 3)]
+        assert asked(steps.step()) == [(names(runs(4)), 3)]
+
+    def test_a_manual_run_waits_until_those_in_doubt_are_asked_for_again(self) -> None:
+        """Else two workers could have three locks."""
+        steps, manual = Steps(workers=2), run_of("manual", kind=RunKind.MANUAL)
+        step = steps.answer(steps.step(came=runs(2)), lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now = step.wakes_at
+        step = steps.step(came=[manual])
+        assert asked(step) == [(names(runs(2)), 2)]
+        assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["manual"], 1)]
+
+    def test_all_manual_runs_in_doubt_are_asked_for_again_before_any_other_run(self) -> None:
+        """Else two workers could have three locks."""
+        steps = Steps(workers=2)
+        manual = [run_of(name, kind=RunKind.MANUAL) for name in ("first", "second")]
+        step = steps.step(came=manual)
+        assert asked(step) == [(["first", "second"], 2)]
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now = step.wakes_at
+        unlocked = run_of("unlocked", claims=False)
+        more = [run_of("third", kind=RunKind.MANUAL), run_of("scheduled"), unlocked]
+        step = steps.step(came=more)
+        assert (asked(step), step.given) == ([(["first", "second"], 2)], [])
+        assert asked(steps.answer(step, lambda _run: REFUSED)) == [
+            (["third"], 1),
+            (["scheduled"], 1),
+        ]
+
+    def test_all_runs_in_doubt_are_asked_for_again_with_fewer_workers(self) -> None:
+        """Those that no ask has count toward no limit."""
+        steps = Steps(workers=8, in_a_fleet=True)
+        step = steps.step(came=runs(32))
+        assert asked(step) == [(names(runs(32)), 8)]
+        steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now += 60
+        steps.workers = 1
+        assert asked(steps.step()) == [(names(runs(32)), 1)]
+
+    def test_manual_runs_in_doubt_are_asked_for_again_together_if_workers_have_gone(self) -> None:
+        steps = Steps(workers=2)
+        step = steps.step(came=[run_of(name, kind=RunKind.MANUAL) for name in "ab"])
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now, steps.workers = step.wakes_at, 1
+        assert asked(steps.step()) == [(["a", "b"], 2)]
 
     def test_a_large_ask_without_an_answer_is_as_large_when_it_is_asked_again(self) -> None:
         """Any of its claims may be granted."""

@@ -15,6 +15,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
 
 from apscheduler_tasklock import TaskLockExecutor
 from tests.support.hosts import AsyncIO, Host
+from tests.support.internals import fail_once_while_runs_are
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -137,3 +138,25 @@ def of_others(replica: Replica, code: int) -> int:
     """Count the events of the line that is held up."""
     events = [each for each in list(replica.events) if each.code == code]
     return sum(each.job_id.startswith("held up") for each in events)
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [("asked for", "Error running job first"), ("given", "Error submitting job")],
+    ids=["asking", "giving"],
+)
+def test_an_error_as_a_run_is_asked_for_or_given_costs_no_later_run(
+    make_replica_in_memory: Callable[..., Replica],
+    caplog: pytest.LogCaptureFixture,
+    fails: str,
+    told: str,
+) -> None:
+    """Such as that memory has run out."""
+    ran: list[str] = []
+    replica = make_replica_in_memory()
+    fail_once_while_runs_are(fails, replica.executor)
+    replica.run_once(ran.append, job_id="first", args=["first"])
+    eventually(lambda: told in caplog.text)
+    replica.run_once(ran.append, job_id="second", args=["second"])
+    eventually(lambda: "second" in ran)
+    replica.idle()
