@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from apscheduler_tasklock._lock.protocol_messages import TaskRow
-from apscheduler_tasklock._runs.run import JobKey, QueuedRun
+from apscheduler_tasklock._runs.run import AnyRun, JobKey, QueuedRun
 
 
 class Outlook(enum.Enum):
@@ -117,7 +117,7 @@ class DeferredRuns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_task: dict[str, dict[QueuedRun, tuple[WhyDeferred, Decide]]] = {}
+        self._by_task: dict[str, dict[Any, tuple[WhyDeferred, Decide]]] = {}
 
     def add(self, run: QueuedRun, reason: WhyDeferred, decide: Decide) -> None:
         """Defer a run.
@@ -137,7 +137,7 @@ class DeferredRuns:
                 del self._by_task[run.task_name]
             return found is not None
 
-    def take_for(self, run: QueuedRun, *, coalesce: bool) -> list[QueuedRun]:
+    def take_for(self, run: AnyRun, *, coalesce: bool) -> list[AnyRun]:
         """Make room for a run of a job; return the runs of the job that are not to be deferred.
 
         :param run: the run to defer. It is among the returned runs if later runs are deferred
@@ -150,7 +150,7 @@ class DeferredRuns:
         left_out = of_job[: -1 if coalesce else -MOST_DEFERRED]
         return [each for each in left_out if each is run or self.take(each)]
 
-    def _of(self, task_name: str) -> list[tuple[QueuedRun, tuple[WhyDeferred, Decide]]]:
+    def _of(self, task_name: str) -> list[tuple[Any, tuple[WhyDeferred, Decide]]]:
         with self._lock:
             return list(self._by_task.get(task_name, {}).items())
 

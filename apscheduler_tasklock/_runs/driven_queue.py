@@ -33,7 +33,10 @@ CountWorkers = Callable[[], int | None]
 
 
 class Carrier(Protocol):
-    """Carries out a queue's decisions, in the replica's thread. No method waits."""
+    """Carries out a queue's decisions, in the replica's thread. No method waits.
+
+    The runs are of a class of the carrier's own.
+    """
 
     @property
     def is_ending(self) -> bool:
@@ -42,13 +45,13 @@ class Carrier(Protocol):
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
 
-    def give(self, run: QueuedRun) -> None:
+    def give(self, run: Any) -> None:
         """Give a run to the executor."""
 
-    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+    def end_refused(self, run: Any, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
 
-    def withdraw(self, run: QueuedRun) -> None:
+    def withdraw(self, run: Any) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
 
     def wake_look(self) -> None:

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from apscheduler.events import EVENT_JOB_ERROR
 
@@ -145,9 +145,9 @@ class ExecutorParts:
     note_unasked: Callable[[Submission, datetime, datetime], object]
 
 
-@dataclass(eq=False)
-class _Work:
-    """The data of a run that the queue does not use: ``QueuedRun.work``.
+@dataclass(eq=False, kw_only=True)
+class ExecutorRun(QueuedRun):
+    """A run of an executor: what its queue needs to know, and all that the executor needs.
 
     :ivar submission: the submission of the run
     :ivar attempt: claims and releases the run, and reports it
@@ -166,7 +166,7 @@ class _Work:
     :ivar give_once: the right to give the run to the wrapped executor. A thread inside
         ``submit_job``, the application's thread or the giving thread takes it, or who withdraws the
         run.
-    :ivar goes_on: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
+    :ivar runs_job: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
         before the job began; ``None``: no worker has begun the run
     :ivar took: seconds that the job took
     :ivar release: the run's release
@@ -182,6 +182,7 @@ class _Work:
     locks: LockClient
     context: Context
     queue: DrivenQueue
+    following: ExecutorRun | None = None
     claim: AnyAttempt | None = None
     deferred_by: Refusal | None = None
     follower: FollowerRun | None = None
@@ -190,7 +191,7 @@ class _Work:
     is_to_be_given: bool = False
     begins_until: float = inf
     give_once: Token = field(default_factory=Token)
-    goes_on: bool | None = None
+    runs_job: bool | None = None
     took: float = 0.0
     release: Release | None = None
     was_awaited: bool = False
@@ -226,9 +227,9 @@ class ExecutorRuns:
         self._functions = DrivenQueue(thread, functions, partial(worker_count, inner), self)
         self._coroutines = DrivenQueue(thread, coroutines, lambda: None, self)
         self._giver = ApplicationThread(GIVER, keeps_out=True)
-        self._left_to_giver: set[QueuedRun] = set()  # what it has not given yet
+        self._left_to_giver: set[ExecutorRun] = set()  # what it has not given yet
         # The runs that were given to the wrapped executor, or are about to be given.
-        self._given: dict[QueuedRun, None] = {}
+        self._given: dict[ExecutorRun, None] = {}
         self._may_be_late = False  # whether a given run that has not begun may begin too late
         # Tasks and tokens of runs that have ended on this replica, until their releases arrive.
         self._being_released: set[tuple[str, int]] = set()
@@ -263,9 +264,9 @@ class ExecutorRuns:
         workers = worker_count(self._inner)
         return workers is not None and sum(map(self._goes_on, given)) >= workers
 
-    def _goes_on(self, run: QueuedRun) -> bool:
+    def _goes_on(self, run: ExecutorRun) -> bool:
         # An executor that is not APScheduler's may have begun the run in another process.
-        return bool(run.work.goes_on) or (run.began_at < inf and not self._is_known)
+        return bool(run.runs_job) or (run.began_at < inf and not self._is_known)
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever the room has become larger. The function must not wait."""
@@ -283,14 +284,14 @@ class ExecutorRuns:
         """
         if self._is_closed or interpreter_is_ending():
             raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
-        context = copy_context()
         submission = self._only_locked_if_follower(submission)
-        queue = self._coroutines if submission.awaited else self._functions
-        runs = []
-        for attempt in _attempts(submission, locks, notifier):
-            decided = threading.Event() if self._is_inline else None
-            work = _Work(submission, attempt, locks, context.copy(), queue, decided=decided)
-            runs.append(_run_of(submission, work))
+        times = zip(submission.run_times, submission.claim_ids, strict=True)
+        runs = [
+            self._run_of(
+                submission, locks, RunAttempt(submission, run_time, claim_id, locks, notifier)
+            )
+            for run_time, claim_id in times
+        ]
         for run, following in pairwise(runs):
             run.following = following
         self._thread.start()
@@ -299,13 +300,40 @@ class ExecutorRuns:
             # take seconds. So these triggers are asked here, where the scheduler asks them, and not
             # in the replica's thread.
             for run in runs:
-                run.work.failure = _why_not_claimed(run.work)
+                run.failure = _why_not_claimed(run)
         if self._is_to_follow(submission):
-            queue.call(self._follow, runs[0])
+            runs[0].queue.call(self._follow, runs[0])
         else:
-            queue.came(runs[0])
+            runs[0].queue.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
+
+    def _run_of(
+        self, submission: Submission, locks: LockClient, attempt: RunAttempt
+    ) -> ExecutorRun:
+        due, came = submission.due, submission.submitted_at
+        due_at = time.monotonic() - (time.time() - attempt.run_time.timestamp())
+        if due is not None:
+            due_at, came = due.due_at, due.came
+        failed, retry_at = submission.failed_run, inf
+        if failed is not None and failed.retry_at is not None:
+            retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
+        return ExecutorRun(
+            submission.kind,
+            submission.task_name,
+            submission.key,
+            due_at,
+            came,
+            None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
+            claims=submission.options is not None,
+            retry_at=retry_at,
+            submission=submission,
+            attempt=attempt,
+            locks=locks,
+            context=copy_context(),
+            queue=self._coroutines if submission.awaited else self._functions,
+            decided=threading.Event() if self._is_inline else None,
+        )
 
     def _only_locked_if_follower(self, submission: Submission) -> Submission:
         """Return a submission that is not run without a lock, unless this replica has led.
@@ -326,35 +354,34 @@ class ExecutorRuns:
         # run time any more if this replica stopped, or if the leader died in its run.
         return is_scheduled and follows and not submission.is_last
 
-    def _run_inline(self, first: QueuedRun) -> None:
+    def _run_inline(self, first: ExecutorRun) -> None:
         """Wait for the decision on each run of a submission, and give granted runs in this thread.
 
         The ``submit_job`` of the wrapped executor runs the job before it returns.
         """
         for run in first.backlog:
-            work: _Work = run.work
             try:
-                while not (work.decided is None or work.decided.wait(CHECK_INTERVAL)):
+                while not (run.decided is None or run.decided.wait(CHECK_INTERVAL)):
                     if not self._thread.is_live:
                         self._abandon_wait(run)
                         return
-                if work.is_to_be_given:
+                if run.is_to_be_given:
                     self._give_once(run)
-                elif work.deferred_by is not None or work.follower is not None:
+                elif run.deferred_by is not None or run.follower is not None:
                     return  # because the run is deferred
             except BaseException:  # for example a Ctrl-C, which the application may catch
                 self._abandon_wait(run)
                 raise
 
-    def _abandon_wait(self, first: QueuedRun) -> None:
+    def _abandon_wait(self, first: ExecutorRun) -> None:
         """Let the application's thread give the runs of a submission, instead of this thread."""
         for run in first.backlog:
-            run.work.note_decided()
-            if run.work.is_to_be_given:
+            run.note_decided()
+            if run.is_to_be_given:
                 call_application(partial(self._give_once, run))
 
-    def _give_once(self, run: QueuedRun) -> None:
-        if run.work.give_once.take():
+    def _give_once(self, run: ExecutorRun) -> None:
+        if run.give_once.take():
             self._give_to_inner(run)
 
     def stop(self, seconds: float, *, closes: bool = False) -> None:
@@ -378,10 +405,11 @@ class ExecutorRuns:
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for the claims of runs."""
-        locks: LockClient = ask.runs[0].work.locks
-        asked: dict[AnyAttempt, QueuedRun] = {}
-        for run in ask.runs:
-            claim = _claim_of(run.work) if run.work.locks is locks else ClaimOutcome.BEYOND
+        runs = cast("list[ExecutorRun]", ask.runs)
+        locks = runs[0].locks
+        asked: dict[AnyAttempt, ExecutorRun] = {}
+        for run in runs:
+            claim = _claim_of(run) if run.locks is locks else ClaimOutcome.BEYOND
             if isinstance(claim, (ClaimOutcome, Exception)):
                 self._take_answer(run, claim)
             else:
@@ -391,7 +419,7 @@ class ExecutorRuns:
             for attempt, claimed in decided:
                 self._take_answer(asked[attempt], claimed)
 
-        most = ask.most if ask.runs[0].kind.has_limit else None
+        most = ask.most if runs[0].kind.has_limit else None
         try:
             if asked:
                 locks.begin_claims(list(asked), most, report)
@@ -399,8 +427,8 @@ class ExecutorRuns:
             for run in asked.values():
                 self._take_answer(run, error)
 
-    def _take_answer(self, run: QueuedRun, claimed: Claimed | Exception) -> None:
-        due = run.work.submission.due
+    def _take_answer(self, run: ExecutorRun, claimed: Claimed | Exception) -> None:
+        due = run.submission.due
         if due is not None and isinstance(claimed, TaskLockSchemaError):
             due.rejected = claimed
         try:
@@ -408,85 +436,82 @@ class ExecutorRuns:
         except Exception:  # so that no other answer is lost
             logger.exception("The task lock's thread failed, and goes on")
             outcome = ClaimOutcome.FAILED
-            if run.work.attempt.held is not None:
-                self._hand_over(run.work)
-        run.work.queue.answered(run, outcome)
+            if run.attempt.held is not None:
+                self._hand_over(run)
+        run.queue.answered(run, outcome)
 
-    def _claim_outcome(self, run: QueuedRun, claimed: Claimed | Exception) -> ClaimOutcome:
+    def _claim_outcome(self, run: ExecutorRun, claimed: Claimed | Exception) -> ClaimOutcome:
         """Note the result of a run's claim, and return its outcome for the queue."""
-        work: _Work = run.work
         if isinstance(claimed, ClaimOutcome):
             return claimed
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
-            self._parts.report_failed(work.submission, work.attempt.run_time, claimed)
+            self._parts.report_failed(run.submission, run.attempt.run_time, claimed)
             return ClaimOutcome.FAILED
-        wanted_at = None if work.claim is None else work.claim.wanted_at
-        if work.attempt.take_in(claimed, wanted_at or time.monotonic()):
+        wanted_at = None if run.claim is None else run.claim.wanted_at
+        if run.attempt.take_in(claimed, wanted_at or time.monotonic()):
             self._note_granted(run)
-            return ClaimOutcome.UNLOCKED if work.attempt.held is None else ClaimOutcome.GRANTED
-        refusal = work.attempt.refusal
+            return ClaimOutcome.UNLOCKED if run.attempt.held is None else ClaimOutcome.GRANTED
+        refusal = run.attempt.refusal
         failed = isinstance(claimed, TaskLockError)
         outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
         self._note_unclaimed(run, claimed, refusal)
         if refusal is not None and refusal.blocked:
             outcome = self._defer_refused(run, refusal)
-        if refusal is not None and (refusal.unfinished or work.submission.may_be_retried):
+        if refusal is not None and (refusal.unfinished or run.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
-            may_be_over = refusal.waits or refusal.holder == work.locks.replica_id
-            self._note_unfinished(work, refusal.unfinished and may_be_over)
+            may_be_over = refusal.waits or refusal.holder == run.locks.replica_id
+            self._note_unfinished(run, refusal.unfinished and may_be_over)
         return outcome
 
-    def _note_unfinished(self, work: _Work, may_be_over: bool) -> None:
-        submission = replace(work.submission, run_times=(work.attempt.run_time,), claim_ids=())
+    def _note_unfinished(self, run: ExecutorRun, may_be_over: bool) -> None:
+        submission = replace(run.submission, run_times=(run.attempt.run_time,), claim_ids=())
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
         call_application(partial(self._parts.note_unfinished, submission, may_be_over))
 
-    def _note_granted(self, run: QueuedRun) -> None:
+    def _note_granted(self, run: ExecutorRun) -> None:
         """Note the run times before this granted one, if no replica has asked for them.
 
         Also note the job for the run's retry, because the scheduler drops it if this run time is
         its last.
         """
-        work: _Work = run.work
-        if run.kind is RunKind.STORED and work.submission.due is not None:
-            passed = work.submission.due.passed
+        if run.kind is RunKind.STORED and run.submission.due is not None:
+            passed = run.submission.due.passed
             if passed is not None:
-                note = partial(self._parts.note_stored, _request_of(work.attempt), passed)
+                note = partial(self._parts.note_stored, _request_of(run.attempt), passed)
                 call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
         # its store for as long as it may be run again.
-        is_first = work.submission.cause is None
-        if is_first and work.submission.may_be_retried and work.attempt.held is not None:
-            self._note_unfinished(work, False)
-        due_at = None if work.attempt.held is None else work.attempt.held.was_due_at
+        is_first = run.submission.cause is None
+        if is_first and run.submission.may_be_retried and run.attempt.held is not None:
+            self._note_unfinished(run, False)
+        due_at = None if run.attempt.held is None else run.attempt.held.was_due_at
         if run.kind is not RunKind.SCHEDULE or due_at is None:
             return
-        request = work.attempt.request()
+        request = run.attempt.request()
         assert isinstance(request, ClaimRequest)
         assert request.run_time is not None
         if request.exact and due_at < request.run_time:
             # Called in the application's thread, because `note_unasked` calls the job's trigger.
             until = request.run_time
-            call_application(partial(self._parts.note_unasked, work.submission, due_at, until))
+            call_application(partial(self._parts.note_unasked, run.submission, due_at, until))
 
-    def _note_unclaimed(self, run: QueuedRun, claimed: object, refusal: Refusal | None) -> None:
+    def _note_unclaimed(self, run: ExecutorRun, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, if an error or a pause is the cause.
 
         A stored job is left out, because its store reads it again.
         """
-        work: _Work = run.work
-        if run.kind is RunKind.STORED or work.locks.closed:
+        if run.kind is RunKind.STORED or run.locks.closed:
             return
         if isinstance(claimed, TaskLockError):
-            asked_at = time.monotonic() if work.claim is None else work.claim.wanted_at
+            asked_at = time.monotonic() if run.claim is None else run.claim.wanted_at
             reason = missed_runs.not_claimed(claimed, asked_at)
             self._note_missed(run, MissCause.DATABASE, reason)
         elif refusal is not None and refusal.reason == "paused":
             self._note_missed(run, MissCause.PAUSED, missed_runs.IN_PAUSE)
 
-    def _defer_refused(self, run: QueuedRun, refusal: Refusal) -> ClaimOutcome:
+    def _defer_refused(self, run: ExecutorRun, refusal: Refusal) -> ClaimOutcome:
         """Defer a run, and its backlog, until the run in its way is over.
 
         :param refusal: names the run in the way
@@ -495,50 +520,50 @@ class ExecutorRuns:
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
-        in_the_way = InTheWay(refusal.token, came_first, run.work.attempt.run_time)
+        in_the_way = InTheWay(refusal.token, came_first, run.attempt.run_time)
         if self._defer(run, in_the_way, refusal):
             return ClaimOutcome.DEFERRED
-        run.work.deferred_by = refusal  # so that `end_refused` reports this refusal
+        run.deferred_by = refusal  # so that `end_refused` reports this refusal
         return ClaimOutcome.REFUSED
 
-    def _follow(self, run: QueuedRun) -> None:
+    def _follow(self, run: ExecutorRun) -> None:
         """Defer a run, and its backlog, until a look tells whether the leader has run it."""
-        work: _Work = run.work
         assert self._parts.leadership is not None
-        # `work.attempt` is looked up at each call, because it is replaced when the job has changed.
-        work.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(work.attempt))
-        if self._defer(run, work.follower):
+        # `run.attempt` is looked up at each call, because it is replaced when the job has changed.
+        run.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(run.attempt))
+        if self._defer(run, run.follower):
             run.state, run.deferred_at = State.DEFERRED, time.monotonic()
-            work.queue.runs.came(run)
+            run.queue.runs.came(run)
         else:
             for each in run.backlog:
                 self._note_over(each)
 
-    def _defer(self, run: QueuedRun, reason: WhyDeferred, refusal: Refusal | None = None) -> bool:
+    def _defer(self, run: ExecutorRun, reason: WhyDeferred, refusal: Refusal | None = None) -> bool:
         """Defer a run, and its backlog; return ``False`` if later runs are deferred instead.
 
         :param reason: why the run is deferred
         :param refusal: the refusal of the run's claim, if the run was claimed
         """
-        work: _Work = run.work
         deferred = self._parts.deferred
-        left_out = deferred.take_for(run, coalesce=work.submission.job.coalesce)
+        left_out = deferred.take_for(run, coalesce=run.submission.job.coalesce)
         for other in left_out:
             if other is not run:
-                other.work.queue.found(other, Outlook.DROPPED, 0.0)
-                if work.follower is not None and other.work.follower is not None:
-                    work.follower.replace(other.work.follower)
+                other.queue.found(other, Outlook.DROPPED, 0.0)
+                if run.follower is not None and other.follower is not None:
+                    run.follower.replace(other.follower)
         if run in left_out:
             return False
-        work.claim = None
+        run.claim = None
         for each in run.backlog:
-            each.work.deferred_by = refusal
-            each.work.note_decided()
-        self._parts.forget_active(work.submission)
+            each.deferred_by = refusal
+            each.note_decided()
+        self._parts.forget_active(run.submission)
         deferred.add(run, reason, partial(self._decide, run, reason))
         return True
 
-    def _decide(self, run: QueuedRun, reason: WhyDeferred, outlook: Outlook, as_of: float) -> None:
+    def _decide(
+        self, run: ExecutorRun, reason: WhyDeferred, outlook: Outlook, as_of: float
+    ) -> None:
         """Let a deferred run be claimed again, with its job as the job is now, or drop the run.
 
         Called in the application's thread, because this method calls the job's store and trigger.
@@ -551,28 +576,27 @@ class ExecutorRuns:
         except BaseException:
             self._parts.deferred.add(run, reason, partial(self._decide, run, reason))
             raise
-        run.work.queue.found(run, outlook, as_of)
+        run.queue.found(run, outlook, as_of)
 
-    def _renew(self, runs: Sequence[QueuedRun]) -> bool:
+    def _renew(self, runs: Sequence[ExecutorRun]) -> bool:
         """Prepare deferred runs of one submission for new claims, with their job as the job is now.
 
         :return: whether the job is still to run
         """
-        was: Submission = runs[0].work.submission
-        run_times = tuple(run.work.attempt.run_time for run in runs)
+        was: Submission = runs[0].submission
+        run_times = tuple(run.attempt.run_time for run in runs)
         renewed = self._parts.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
         renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
-            work: _Work = run.work
-            work.submission, work.deferred_by = renewed, None
-            work.attempt = work.attempt.again(renewed, claim_id)
-            work.failure = _why_not_claimed(work)
+            run.submission, run.deferred_by = renewed, None
+            run.attempt = run.attempt.again(renewed, claim_id)
+            run.failure = _why_not_claimed(run)
         return True
 
-    def give(self, run: QueuedRun) -> None:
+    def give(self, run: ExecutorRun) -> None:
         """Give a run to the wrapped executor."""
         self._given[run] = None
         try:
@@ -581,28 +605,26 @@ class ExecutorRuns:
             if run.token.take():
                 self._not_given(run, error)
 
-    def _note_given(self, run: QueuedRun) -> None:
-        work: _Work = run.work
-        if work.attempt.held is not None and self._is_known:
-            left = work.attempt.held.seconds_left * WAITS_AT_MOST
-            work.begins_until = time.monotonic() + left
+    def _note_given(self, run: ExecutorRun) -> None:
+        if run.attempt.held is not None and self._is_known:
+            left = run.attempt.held.seconds_left * WAITS_AT_MOST
+            run.begins_until = time.monotonic() + left
             self._may_be_late = True
-        self._parts.count_active(work.submission)
+        self._parts.count_active(run.submission)
         if run.is_missed:
-            work.attempt.report_missed()
+            run.attempt.report_missed()
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
-            if work.submission.due is not None:
-                self._move_on(run, work.submission.due)
+            if run.submission.due is not None:
+                self._move_on(run, run.submission.due)
                 return
         self._begin_to_give(run)
 
-    def _begin_to_give(self, run: QueuedRun) -> None:
-        work: _Work = run.work
+    def _begin_to_give(self, run: ExecutorRun) -> None:
         if self._is_inline:
-            work.is_to_be_given = True
-            if work.decided is None or work.decided.is_set():  # so no thread waits to give it
+            run.is_to_be_given = True
+            if run.decided is None or run.decided.is_set():  # so no thread waits to give it
                 call_application(partial(self._give_once, run))
-            work.note_decided()
+            run.note_decided()
             return
         # Runs are given in their order.
         if self._left_to_giver or not (self._is_known and takes_at_once(self._inner)):
@@ -611,18 +633,17 @@ class ExecutorRuns:
             return
         call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
 
-    def _give_by_giver(self, run: QueuedRun) -> None:
+    def _give_by_giver(self, run: ExecutorRun) -> None:
         try:
             self._give_once(run)
         finally:
             self._left_to_giver.discard(run)
 
-    def _give_to_inner(self, run: QueuedRun) -> None:
+    def _give_to_inner(self, run: ExecutorRun) -> None:
         if run not in self._given:
             return  # because the run was withdrawn before the event loop called this method
-        work: _Work = run.work
         try:
-            work.context.run(give, self._inner, *self._for_inner(run))
+            run.context.run(give, self._inner, *self._for_inner(run))
         except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
             # The pool may have queued the run before the error, and a worker may have begun it.
             # Then the token is taken, and the run goes on.
@@ -630,86 +651,79 @@ class ExecutorRuns:
                 self._not_given(run, error)
             return
         if not self._is_known:
-            work.queue.begun(run)
-            self._parts.note_begun(work.submission)
+            run.queue.begun(run)
+            self._parts.note_begun(run.submission)
 
-    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
+    def _for_inner(self, run: ExecutorRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
-        work: _Work = run.work
         job = GivenJob(
-            work.submission,
-            JobIdWithRun(work.submission.job.id, run),
-            partial(self._run_coroutine, work)
-            if work.submission.awaited
+            run.submission,
+            JobIdWithRun(run.submission.job.id, run),
+            partial(self._run_coroutine, run)
+            if run.submission.awaited
             else partial(self._run, run),
             ALWAYS_MISSED if run.is_missed else None,
         )
-        return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
+        return job, RunTimes(run.attempt.run_time, partial(self._begin, run))
 
-    def _not_given(self, run: QueuedRun, error: BaseException) -> None:
-        work: _Work = run.work
+    def _not_given(self, run: ExecutorRun, error: BaseException) -> None:
         if self._given.pop(run, self) is self:
             return
-        self._hand_over(work)
-        is_closing = work.locks.closed or interpreter_is_ending()
+        self._hand_over(run)
+        is_closing = run.locks.closed or interpreter_is_ending()
         if is_closing and isinstance(error, RuntimeError):
-            work.attempt.report_not_begun()
+            run.attempt.report_not_begun()
         else:
-            call_application(partial(self._parts.log_not_submitted, work.submission.job, error))
-        work.queue.not_given(run)
+            call_application(partial(self._parts.log_not_submitted, run.submission.job, error))
+        run.queue.not_given(run)
         self._note_over(run)
 
-    def _move_on(self, run: QueuedRun, due: DueRun) -> None:
+    def _move_on(self, run: ExecutorRun, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
-        work: _Work = run.work
-        asked = work.locks.begin_move_on(due.move)
-        asked.future.add_done_callback(
-            lambda future: work.queue.call(self._take_moved, run, future)
-        )
+        asked = run.locks.begin_move_on(due.move)
+        asked.future.add_done_callback(lambda future: run.queue.call(self._take_moved, run, future))
 
-    def _take_moved(self, run: QueuedRun, future: PlainFuture[set[str]]) -> None:
+    def _take_moved(self, run: ExecutorRun, future: PlainFuture[set[str]]) -> None:
         try:
             if future.result():
-                call_application(partial(self._parts.report_missed, run.work.submission))
+                call_application(partial(self._parts.report_missed, run.submission))
         except BaseException as error:  # noqa: BLE001  # whatever the replica's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
         if self._given.pop(run, self) is None:
-            run.work.queue.runs.freed(run, 0.0)
+            run.queue.runs.freed(run, 0.0)
             self._note_over(run)
 
-    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+    def end_refused(self, run: ExecutorRun, outcome: ClaimOutcome) -> None:
         """End a run that was refused, or could not be claimed."""
-        work: _Work = run.work
-        due = work.submission.due
+        due = run.submission.due
         if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
-        if work.follower is not None and work.follower.refusal is not None:
-            work.attempt.report_run_by_another(work.follower.refusal)
-        elif work.deferred_by is not None:
-            work.attempt.report_refused(work.deferred_by)
-            reason = missed_runs.still_running(work.deferred_by)
+        if run.follower is not None and run.follower.refusal is not None:
+            run.attempt.report_run_by_another(run.follower.refusal)
+        elif run.deferred_by is not None:
+            run.attempt.report_refused(run.deferred_by)
+            reason = missed_runs.still_running(run.deferred_by)
             self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
 
-    def _note_missed(self, run: QueuedRun, cause: MissCause, reason: str) -> None:
+    def _note_missed(self, run: ExecutorRun, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
 
         Takeovers, retries, manual runs and standby runs are left out, because their run time is no
         scheduled one, or was claimed or missed before.
         """
-        work: _Work = run.work
         is_scheduled = run.kind in (RunKind.SCHEDULE, RunKind.STORED) and run.claims
-        if not is_scheduled or work.failure is not None or _why_not_claimed(work) is not None:
+        if not is_scheduled or run.failure is not None or _why_not_claimed(run) is not None:
             return
-        request = _request_of(work.attempt)
-        if work.submission.due is None:
+        request = _request_of(run.attempt)
+        if run.submission.due is None:
             self._parts.note_missed(request, cause, reason)
             return
-        missed = partial(work.submission.due.missed, cause, lambda _first: reason)
+        missed = partial(run.submission.due.missed, cause, lambda _first: reason)
         call_application(partial(self._parts.note_stored, request, missed))
 
-    def _why_late(self, run: QueuedRun) -> str:
+    def _why_late(self, run: ExecutorRun) -> str:
         """Return why a run is a misfire."""
         assert run.grace is not None
         words = missed_runs.late(run.late_by, run.grace)
@@ -719,13 +733,13 @@ class ExecutorRuns:
             return f"{words}: its scheduler came to it {came_after} after it was due"
         if run.earliest - due_at > run.grace:
             return f"{words}: its earlier run times ran until then"
-        due = run.work.submission.due
+        due = run.submission.due
         # The moment at which the run became a misfire.
         at = due_at + run.grace
         since = max(due_at, run.came, run.earliest, at - BUSY_FOR)
         if due is not None:
             since -= (due.move.run_time - due.misfires_from).total_seconds()
-        if workers is not None and not run.work.submission.awaited:
+        if workers is not None and not run.submission.awaited:
             worked = self._worked_between(since, at)
             seconds = sum(ended_at - began_at for _job, began_at, ended_at in worked)
             if since < at and seconds >= FULL_SHARE * workers * (at - since):
@@ -745,7 +759,7 @@ class ExecutorRuns:
         worked += [
             (_job_of(run), run.began_at, inf)
             for run in list(self._given)
-            if run.state is State.BEGUN and not run.work.submission.awaited
+            if run.state is State.BEGUN and not run.submission.awaited
         ]
         return [
             (job, max(began_at, since), min(ended_at, until))
@@ -753,19 +767,18 @@ class ExecutorRuns:
             if began_at <= until and ended_at > since
         ]
 
-    def withdraw(self, run: QueuedRun) -> None:
+    def withdraw(self, run: ExecutorRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
-        work: _Work = run.work
-        if work.attempt.held is not None:
-            work.attempt.report_not_begun()
-            self._hand_over(work)
-        elif work.deferred_by is not None:
-            work.attempt.report_refused(work.deferred_by)
-        elif work.follower is None or work.claim is not None:
+        if run.attempt.held is not None:
+            run.attempt.report_not_begun()
+            self._hand_over(run)
+        elif run.deferred_by is not None:
+            run.attempt.report_refused(run.deferred_by)
+        elif run.follower is None or run.claim is not None:
             # A run that a follower has never asked for is left out, because the leader runs it.
-            work.attempt.report_not_claimed()
-        if work.claim is not None and work.attempt.held is None:
-            work.locks.withdraw(work.claim)
+            run.attempt.report_not_claimed()
+        if run.claim is not None and run.attempt.held is None:
+            run.locks.withdraw(run.claim)
         self._note_over(run)
 
     def look(self) -> float:
@@ -781,13 +794,12 @@ class ExecutorRuns:
             return inf
         now, look_at = time.monotonic(), inf
         for run in list(self._given):
-            work: _Work = run.work
             if run.state is State.BEGUN:
                 continue
-            if now < work.begins_until:
-                look_at = min(look_at, work.begins_until)
+            if now < run.begins_until:
+                look_at = min(look_at, run.begins_until)
             elif run.token.take():
-                self._report_release(work, work.attempt.begin_hand_over_late())
+                self._report_release(run, run.attempt.begin_hand_over_late())
         self._may_be_late = look_at < inf
         return look_at - now
 
@@ -802,13 +814,12 @@ class ExecutorRuns:
             (
                 run
                 for run in list(self._given)
-                if run.state is State.BEGUN and not run.work.submission.awaited
+                if run.state is State.BEGUN and not run.submission.awaited
             ),
             key=lambda run: run.began_at,
         )
         named = [
-            f"{run.work.submission.job.id!r} ({now - run.began_at:.0f} s)"
-            for run in busy[:MOST_NAMED]
+            f"{run.submission.job.id!r} ({now - run.began_at:.0f} s)" for run in busy[:MOST_NAMED]
         ]
         named += [f"{len(busy) - MOST_NAMED} more"] * (len(busy) > MOST_NAMED)
         logger.warning(
@@ -828,29 +839,28 @@ class ExecutorRuns:
         such an executor may have begun them without taking their tokens.
         """
         for run in list(self._given):
-            work: _Work = run.work
-            if work.queue is not queue or work.attempt.held is None:
+            if run.queue is not queue or run.attempt.held is None:
                 continue
-            if not (self._is_known or work.give_once.take()) or not run.token.take():
+            if not (self._is_known or run.give_once.take()) or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
                 queue.runs.freed(run, 0.0)
                 self.withdraw(run)
 
-    def _hand_over(self, work: _Work) -> None:
-        self._report_release(work, work.attempt.begin_hand_over())
+    def _hand_over(self, run: ExecutorRun) -> None:
+        self._report_release(run, run.attempt.begin_hand_over())
 
-    def _report_release(self, work: _Work, release: Release | None) -> None:
+    def _report_release(self, run: ExecutorRun, release: Release | None) -> None:
         """Report a release after it has arrived, or failed."""
         if release is None:
             return
-        assert work.attempt.held is not None
-        released = work.submission.task_name, work.attempt.held.token
+        assert run.attempt.held is not None
+        released = run.submission.task_name, run.attempt.held.token
         self._being_released.add(released)
 
         def report() -> None:
             self._being_released.discard(released)
-            work.attempt.report_release(release)
+            run.attempt.report_release(release)
 
         # The callback takes `report` out of a list, so that after the call the callback does not
         # refer to `report`. Otherwise the callback, `report` and the release would be a reference
@@ -858,62 +868,58 @@ class ExecutorRuns:
         reports = [report]
         release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _note_over(self, run: QueuedRun) -> None:
+    def _note_over(self, run: ExecutorRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
-        run.work.note_decided()
+        run.note_decided()
         self._parts.deferred.take(run)
         if run.following is None:
-            self._parts.note_over(run.work.submission)
+            self._parts.note_over(run.submission)
 
     # ---- in a worker -----------------------------------------------------------------------------
 
-    def _begin(self, run: QueuedRun) -> bool:
+    def _begin(self, run: ExecutorRun) -> bool:
         """Begin a run, in its worker; return ``False`` if the job must not run.
 
         The job must not run if the run was withdrawn, if its lock is lost, or in a forked copy of a
         worker.
         """
-        work: _Work = run.work
-        if work.goes_on is None:
+        if run.runs_job is None:
             is_here = self._copied_in != os.getpid()
-            work.goes_on = is_here and run.token.take() and self._may_begin(run)
-        return work.goes_on
+            run.runs_job = is_here and run.token.take() and self._may_begin(run)
+        return run.runs_job
 
-    def _may_begin(self, run: QueuedRun) -> bool:
-        work: _Work = run.work
-        work.queue.begun(run)
-        self._parts.note_begun(work.submission)
-        attempt = work.attempt
+    def _may_begin(self, run: ExecutorRun) -> bool:
+        run.queue.begun(run)
+        self._parts.note_begun(run.submission)
+        attempt = run.attempt
         self._report_granted(run)
-        if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
+        if attempt.held is not None and run.locks.closed:  # a listener has shut the scheduler down
             attempt.report_not_begun()
-            work.release = attempt.begin_hand_over()
+            run.release = attempt.begin_hand_over()
             return False
         # The lock is checked again, because much time may have passed since the grant: in the
         # listeners, or while the process was suspended. `stands` may wait for a renewal, which an
         # event loop must not. So for a coroutine, `_run_coroutine` renews the lease.
-        if attempt.lost if work.submission.awaited else not attempt.stands():
-            work.release = attempt.begin_hand_over_lost()
+        if attempt.lost if run.submission.awaited else not attempt.stands():
+            run.release = attempt.begin_hand_over_lost()
             return False
         return True
 
-    def _report_granted(self, run: QueuedRun) -> None:
-        work: _Work = run.work
-        if work.submission.due is not None:  # because the scheduler does not report stored jobs
-            self._parts.report_submitted(work.submission)
-        work.attempt.report_granted()
+    def _report_granted(self, run: ExecutorRun) -> None:
+        if run.submission.due is not None:  # because the scheduler does not report stored jobs
+            self._parts.report_submitted(run.submission)
+        run.attempt.report_granted()
 
-    def _run(self, run: QueuedRun, *arguments: Any, **named: Any) -> Any:
+    def _run(self, run: ExecutorRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
-        work: _Work = run.work
         # `RunTimes` has called `_begin` already, unless the executor ignores `RunTimes`.
         if not self._begin(run):
             return None
         began_at, process = time.monotonic(), os.getpid()
         raised: BaseException | None = None
         try:
-            function = self._parts.wrap_function(work.submission.job.func)
-            with work.attempt.holding():
+            function = self._parts.wrap_function(run.submission.job.func)
+            with run.attempt.holding():
                 returned = function(*arguments, **named)
             return check_returned(returned, f"task {run.task_name!r}: its function")
         except BaseException as error:
@@ -924,22 +930,22 @@ class ExecutorRuns:
                 # The job has forked, and this is the child, a copy of the worker. The child begins
                 # no waiting runs, because the parent's worker runs them.
                 self._copied_in = os.getpid()
-            work.took = time.monotonic() - began_at
-            work.release = work.attempt.begin_release(raised)
+            run.took = time.monotonic() - began_at
+            run.release = run.attempt.begin_release(raised)
             # In a shutdown, an event loop's executor reports a function before the function ends.
             # `ended` was then called before there was a release to report.
-            if work.is_reported:
-                self._report_release(work, work.release)
+            if run.is_reported:
+                self._report_release(run, run.release)
             # The exception's traceback refers to this frame, so `raised` would make a cycle.
             del raised
 
-    async def _run_coroutine(self, work: _Work, *arguments: Any, **named: Any) -> Any:
+    async def _run_coroutine(self, run: ExecutorRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's coroutine function under its lock, and begin to release the lock."""
-        work.was_awaited = True
-        attempt = work.attempt
+        run.was_awaited = True
+        attempt = run.attempt
         if not await attempt.stands_async():
-            work.goes_on = False
-            work.release = attempt.begin_hand_over_lost()
+            run.runs_job = False
+            run.release = attempt.begin_hand_over_lost()
             return None
         began_at = time.monotonic()
         raised: BaseException | None = None
@@ -947,69 +953,66 @@ class ExecutorRuns:
         attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
         self._parts.coroutines.add(attempt)
         try:
-            function = self._parts.wrap_function(work.submission.job.func)
+            function = self._parts.wrap_function(run.submission.job.func)
             with attempt.holding():
                 returned = await function(*arguments, **named)
-            return check_returned(returned, f"task {work.submission.task_name!r}: its function")
+            return check_returned(returned, f"task {run.submission.task_name!r}: its function")
         except BaseException as error:
             raised = error
             raise
         finally:
             self._parts.coroutines.discard(attempt)
-            work.took = time.monotonic() - began_at
+            run.took = time.monotonic() - began_at
             is_cut = attempt.is_cut(raised, asyncio_task)
-            work.is_cancelled = is_cut or may_be_cancelled(raised)
-            work.release = attempt.begin_release(raised, cut=is_cut)
+            run.is_cancelled = is_cut or may_be_cancelled(raised)
+            run.release = attempt.begin_release(raised, cut=is_cut)
             del raised
 
-    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
+    def events_of(self, run: ExecutorRun, events: list[Any]) -> list[Any]:
         """Return the events to report for a run, from APScheduler's own events of that run."""
-        work: _Work = run.work
-        if work.goes_on is None and run.token.take():
+        if run.runs_job is None and run.token.take():
             # The executor has run the job in a process that it has forked, so the run has not begun
             # in this process.
-            work.goes_on = True
+            run.runs_job = True
             self._report_granted(run)
             raised = (event.exception for event in events if event.code == EVENT_JOB_ERROR)
-            work.release = work.attempt.begin_release(next(raised, None))
-        if work.goes_on is False:
+            run.release = run.attempt.begin_release(next(raised, None))
+        if run.runs_job is False:
             return []
-        if work.submission.awaited and not work.was_awaited:
-            logger_name = work.submission.logger_name
+        if run.submission.awaited and not run.was_awaited:
+            logger_name = run.submission.logger_name
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
         return events
 
-    def failed(self, run: QueuedRun, error: BaseException) -> None:
+    def failed(self, run: ExecutorRun, error: BaseException) -> None:
         """Note the error with which the wrapped executor has reported a run, instead of events."""
-        work: _Work = run.work
-        if work.goes_on is None and not isinstance(error, NOT_BEGUN) and run.token.take():
+        if run.runs_job is None and not isinstance(error, NOT_BEGUN) and run.token.take():
             # The claim is released and the window not handed over, because another replica would
             # fail in the same way, for example with a job that cannot be pickled.
-            work.goes_on = True
+            run.runs_job = True
             self._report_granted(run)
-            work.release = work.attempt.begin_release(error)
+            run.release = run.attempt.begin_release(error)
 
-    def ended(self, run: QueuedRun) -> None:
+    def ended(self, run: ExecutorRun) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
-        work: _Work = run.work
         if run.token.take():  # so the run was cancelled before a worker began it
-            work.goes_on = False
-            work.attempt.report_not_begun()
-            self._hand_over(work)
-        elif work.submission.awaited and not work.was_awaited:
+            run.runs_job = False
+            run.attempt.report_not_begun()
+            self._hand_over(run)
+        elif run.submission.awaited and not run.was_awaited:
             # The executor has called the coroutine function, and has not awaited the coroutine.
-            work.release = work.attempt.begin_release(TaskLockOptionError("was never awaited"))
-        work.is_reported = True
-        self._report_release(work, work.release)
-        if work.is_cancelled:
+            run.release = run.attempt.begin_release(TaskLockOptionError("was never awaited"))
+        run.is_reported = True
+        self._report_release(run, run.release)
+        if run.is_cancelled:
             # The rest of the backlog is dropped, because the event loop most likely ends.
             run.following = None
         if self._given.pop(run, self) is None:
-            if not work.submission.awaited:
+            if not run.submission.awaited:
                 now = time.monotonic()
-                self._worked.append((work.submission.job.id, now - work.took, now))
+                self._worked.append((run.submission.job.id, now - run.took, now))
             self._note_over(run)
-            work.queue.freed(run, work.took)
+            run.queue.freed(run, run.took)
 
 
 def _request_of(attempt: RunAttempt) -> ClaimRequest:
@@ -1018,72 +1021,41 @@ def _request_of(attempt: RunAttempt) -> ClaimRequest:
     return request
 
 
-def _job_of(run: QueuedRun) -> Any:
-    return run.work.submission.job.id
+def _job_of(run: ExecutorRun) -> Any:
+    return run.submission.job.id
 
 
-def _attempts(
-    submission: Submission, locks: LockClient, notifier: Notifier
-) -> Sequence[RunAttempt]:
-    return [
-        RunAttempt(submission, run_time, claim_id, locks, notifier)
-        for run_time, claim_id in zip(submission.run_times, submission.claim_ids, strict=True)
-    ]
-
-
-def _run_of(submission: Submission, work: _Work) -> QueuedRun:
-    """Return a run for the queue."""
-    due, came = submission.due, submission.submitted_at
-    due_at = time.monotonic() - (time.time() - work.attempt.run_time.timestamp())
-    if due is not None:
-        due_at, came = due.due_at, due.came
-    failed, retry_at = submission.failed_run, inf
-    if failed is not None and failed.retry_at is not None:
-        retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
-    return QueuedRun(
-        submission.kind,
-        submission.task_name,
-        submission.key,
-        due_at,
-        came,
-        None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
-        claims=submission.options is not None,
-        retry_at=retry_at,
-        work=work,
-    )
-
-
-def _why_not_claimed(work: _Work) -> Exception | None:
+def _why_not_claimed(run: ExecutorRun) -> Exception | None:
     """Make the request of a run's claim; return the error if the job's trigger raises one."""
     try:
-        work.attempt.request()
+        run.attempt.request()
     except Exception as error:  # noqa: BLE001  # a custom trigger's own code may raise anything
         return error
     except BaseException as error:  # noqa: BLE001  # a trigger's code may even raise SystemExit
-        return RuntimeError(f"the trigger {work.submission.trigger} raised {error!r}")
+        return RuntimeError(f"the trigger {run.submission.trigger} raised {error!r}")
     return None
 
 
-def _is_wanted(work: _Work) -> bool:
+def _is_wanted(run: ExecutorRun) -> bool:
     """Return whether a run's job store still wants it claimed; if not, withdraw its claim."""
-    due = work.submission.due
+    due = run.submission.due
     if due is None or due.reader.is_wanted(due):
         return True
-    if work.claim is not None:
-        work.locks.withdraw(work.claim)
+    if run.claim is not None:
+        run.locks.withdraw(run.claim)
     return False
 
 
-def _claim_of(work: _Work) -> AnyAttempt | ClaimOutcome | Exception:
+def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
     """Return a run's claim, or why there is none: it is refused, or cannot be made."""
-    if not _is_wanted(work):
+    if not _is_wanted(run):
         return ClaimOutcome.REFUSED
-    failure = work.failure or _why_not_claimed(work)
+    failure = run.failure or _why_not_claimed(run)
     if failure is not None:
         return failure
     try:
-        work.claim = work.claim or work.locks.attempt(work.attempt.request())
+        run.claim = run.claim or run.locks.attempt(run.attempt.request())
     except TaskLockError as error:
         return error
-    work.claim.report_closed = work.attempt.report_closed
-    return work.claim
+    run.claim.report_closed = run.attempt.report_closed
+    return run.claim

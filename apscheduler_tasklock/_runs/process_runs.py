@@ -28,10 +28,9 @@ from apscheduler_tasklock._runs.adapter import (
     let_notice_deaths,
     worker_processes,
 )
-from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRun, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
-from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
 
@@ -46,7 +45,7 @@ LIFE_INTERVAL = 0.5
 
 @dataclass(eq=False)
 class _Giving:
-    """The data of a run that was given to a pool of processes: ``_Work.giving``.
+    """The data of a run that was given to a pool of processes: ``ExecutorRun.giving``.
 
     :ivar processes: the pool's own mapping of its processes, by their ids
     :ivar context: the context in which telemetry measures the run
@@ -70,19 +69,19 @@ class ProcessRuns(ExecutorRuns):
         # Runs of broken pools, each with the processes of its pool, one of which may still run the
         # job, and when they are killed, on the monotonic clock. Only the replica's thread uses this
         # list.
-        self._dying: list[tuple[QueuedRun, Mapping[int, Any], float]] = []
+        self._dying: list[tuple[ExecutorRun, Mapping[int, Any], float]] = []
 
     # ---- in the thread that gives ----------------------------------------------------------------
 
-    def _give_to_inner(self, run: QueuedRun) -> None:
-        giving = run.work.giving = _Giving()
+    def _give_to_inner(self, run: ExecutorRun) -> None:
+        giving = run.giving = _Giving()
         super()._give_to_inner(run)
         # Read after the run was given, because the executor replaces a broken pool when it is given
         # a job.
         giving.processes = worker_processes(self._inner)
 
-    def _for_inner(self, run: QueuedRun) -> tuple[GivenJob, RunTimes]:
-        run_time = run.work.attempt.run_time
+    def _for_inner(self, run: ExecutorRun) -> tuple[GivenJob, RunTimes]:
+        run_time = run.attempt.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
 
@@ -110,7 +109,7 @@ class ProcessRuns(ExecutorRuns):
         self._dying = left
         return min(next_in, DEATH_INTERVAL) if left else next_in
 
-    def _note_broken(self, run: QueuedRun, processes: Mapping[int, Any]) -> None:
+    def _note_broken(self, run: ExecutorRun, processes: Mapping[int, Any]) -> None:
         """Note a run of a broken pool, one of whose processes may still run the job."""
         self._dying.append((run, processes, time.monotonic() + LONGEST_LIFE))
 
@@ -123,15 +122,15 @@ class ProcessRuns(ExecutorRuns):
         :return: seconds after which to check again; ``inf``: no check is needed
         """
         processes = worker_processes(self._inner)
-        givings = (run.work.giving for run in list(self._given))
+        givings = (run.giving for run in list(self._given))
         if not any(giving is not None and giving.processes is processes for giving in givings):
             return inf
         if not all(_lives(process) for process in list(processes.values())):
             self._giver.call_also_here(partial(let_notice_deaths, self._inner))
         return LIFE_INTERVAL
 
-    def _end_lease(self, run: QueuedRun) -> None:
-        release = run.work.attempt.begin_lease_end()
+    def _end_lease(self, run: ExecutorRun) -> None:
+        release = run.attempt.begin_lease_end()
         if release is not None:
             # The callback takes the report out of a list, so that after the call the callback does
             # not refer to the report. Otherwise the callback, the report and the release would be a
@@ -139,44 +138,43 @@ class ProcessRuns(ExecutorRuns):
             reports = [partial(self._report_dead, run, release)]
             release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
-    def _report_dead(self, run: QueuedRun, release: Release) -> None:
-        run.work.attempt.report_lease_end(release)
+    def _report_dead(self, run: ExecutorRun, release: Release) -> None:
+        run.attempt.report_lease_end(release)
         self._parts.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 
-    def _may_begin(self, run: QueuedRun) -> bool:
+    def _may_begin(self, run: ExecutorRun) -> bool:
         if not super()._may_begin(run):
             return False
-        giving: _Giving = run.work.giving
+        giving: _Giving = run.giving
         giving.began_at = time.monotonic()
-        giving.context.run(giving.measuring.enter_context, run.work.attempt.holding())
+        giving.context.run(giving.measuring.enter_context, run.attempt.holding())
         return True
 
-    def _report_granted(self, run: QueuedRun) -> None:
+    def _report_granted(self, run: ExecutorRun) -> None:
         # Called in the application's thread, because the current thread is the pool's own. If a
         # listener shut the pool down here, the pool would wait for its own thread, for ever.
         call_application(partial(super()._report_granted, run))
-        call_application(run.work.giving.is_grant_reported.set)
+        call_application(run.giving.is_grant_reported.set)
 
-    def events_of(self, run: QueuedRun, events: list[Any]) -> list[Any]:
+    def events_of(self, run: ExecutorRun, events: list[Any]) -> list[Any]:
         """Begin to release a run that has ended, and return the events to report.
 
         :param events: APScheduler's events of the run
         """
-        work = run.work
-        if work.goes_on:
+        if run.runs_job:
             self._stop_measuring(run)
             if events:
                 [event] = events
-                work.took = getattr(event.job_id, "took", work.took)
+                run.took = getattr(event.job_id, "took", run.took)
                 raised = event.exception if event.code == EVENT_JOB_ERROR else None
                 in_worker = getattr(event.job_id, "raised", ())
-                work.release = work.attempt.begin_release(raised, in_worker=in_worker)
+                run.release = run.attempt.begin_release(raised, in_worker=in_worker)
             else:  # the worker has not begun the job: its lock had ended, or the parent seemed dead
-                work.release = work.attempt.begin_hand_over_lost()
+                run.release = run.attempt.begin_hand_over_lost()
         events = super().events_of(run, events)
-        if not work.goes_on or work.giving.is_grant_reported.is_set():
+        if not run.runs_job or run.giving.is_grant_reported.is_set():
             return events
         # The application's thread has not dispatched the event of the grant yet, and these events
         # must come after it. So the application's thread dispatches them, too. The current thread
@@ -186,34 +184,33 @@ class ProcessRuns(ExecutorRuns):
             call_application(partial(self._parts.dispatch, event))
         return []
 
-    def failed(self, run: QueuedRun, error: BaseException) -> None:
+    def failed(self, run: ExecutorRun, error: BaseException) -> None:
         """Note the error with which the pool has reported a run, instead of events."""
-        work = run.work
-        if work.goes_on is None:
+        if run.runs_job is None:
             super().failed(run, error)
             if run.token.take():  # the pool broke before it pickled the run
-                work.release = work.attempt.begin_hand_over()
-        elif work.goes_on:
+                run.release = run.attempt.begin_hand_over()
+        elif run.runs_job:
             self._stop_measuring(run)
             if isinstance(error, BrokenExecutor):
-                processes = work.giving.processes
+                processes = run.giving.processes
                 if processes is None:
                     processes = worker_processes(self._inner)
-                work.queue.call(self._note_broken, run, processes)
+                run.queue.call(self._note_broken, run, processes)
             else:  # the job's result or exception could not be pickled
-                work.release = work.attempt.begin_release(error)
+                run.release = run.attempt.begin_release(error)
 
-    def _stop_measuring(self, run: QueuedRun) -> None:
-        giving: _Giving = run.work.giving
-        run.work.took = time.monotonic() - giving.began_at
+    def _stop_measuring(self, run: ExecutorRun) -> None:
+        giving: _Giving = run.giving
+        run.took = time.monotonic() - giving.began_at
         giving.context.run(giving.measuring.close)
 
 
 class _JobForWorker(GivenJob):
     """Stands in for a job that is given to a pool of processes. Pickled as ``JobInWorker``."""
 
-    def __init__(self, run: QueuedRun) -> None:
-        submission = run.work.submission
+    def __init__(self, run: ExecutorRun) -> None:
+        submission = run.submission
         super().__init__(
             submission,
             JobIdWithRun(submission.job.id, run),
@@ -229,7 +226,7 @@ class _JobForWorker(GivenJob):
 class _RunTimesForWorker(RunTimes):
     """A list with a given job's run time. The run begins when the pool pickles the list."""
 
-    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: QueuedRun) -> None:
+    def __init__(self, run_time: datetime, begin: Callable[[], bool], run: ExecutorRun) -> None:
         super().__init__(run_time, begin)
         self._run = run
 
@@ -240,13 +237,12 @@ class _RunTimesForWorker(RunTimes):
         return RunTimesInWorker, (run_times[0], lock)
 
 
-def _lock_of(run: QueuedRun) -> LockInWorker | None:
+def _lock_of(run: ExecutorRun) -> LockInWorker | None:
     """Return a run's lock, in the form in which its worker process gets it."""
-    work = run.work
-    held: HeldLock | None = work.attempt.held
+    held: HeldLock | None = run.attempt.held
     if held is None:
         return None
-    return LockInWorker.of(held, work.locks.settings, failover=work.submission.failover)
+    return LockInWorker.of(held, run.locks.settings, failover=run.submission.failover)
 
 
 def _lives(process: Any) -> bool:

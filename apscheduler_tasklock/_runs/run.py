@@ -1,4 +1,7 @@
-"""A run: one run time of one job, on its way from the scheduler to a worker."""
+"""A run: one run time of one job, on its way from the scheduler to a worker, as its queue sees it.
+
+Whoever carries out the decisions of the queue has runs of a class of its own, with further data.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import TypeVar
 
 # A job's id, and the alias of its store.
 JobKey = tuple[str, str]
+AnyRun = TypeVar("AnyRun", bound="QueuedRun")
 
 
 class RunKind(enum.Enum):
@@ -80,7 +84,6 @@ class QueuedRun:
         time, because a look finds it later; ``inf``: the run stands there by ``came``
     :ivar following: the run of the next run time in the same submission, which is put into the
         queue when this run is over
-    :ivar work: the data of the run that its executor needs. The queue does not read them.
     :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
     :ivar not_before: the run is not claimed before this time, because its task's row was locked
     :ivar locked: how many claims of the run have found the task's row locked
@@ -112,7 +115,6 @@ class QueuedRun:
     claims: bool = True
     retry_at: float = inf
     following: QueuedRun | None = None
-    work: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
     number: int = 0
@@ -133,9 +135,9 @@ class QueuedRun:
     late_by: float = 0.0
 
     @property
-    def backlog(self) -> Iterator[QueuedRun]:
+    def backlog(self: AnyRun) -> Iterator[AnyRun]:
         """The run itself, and all later runs of its submission."""
-        run: QueuedRun | None = self
+        run: AnyRun | None = self
         while run is not None:
             yield run
-            run = run.following
+            run = run.following  # type: ignore[assignment]  # of the same class

@@ -22,7 +22,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import Ask, RunQueue, ToDo
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock.testing import rule
 from tests.simulation.world import START
 from tests.support.waist import (
@@ -34,6 +34,7 @@ from tests.support.waist import (
     EndLease,
     Refusal,
     ReleaseRequest,
+    RunOfTest,
     TaskRow,
     manual_run_of,
     step_of,
@@ -127,11 +128,11 @@ class Simulated:
     queue: RunQueue
     asks: list[Ask] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
-    submissions: list[list[QueuedRun]] = field(default_factory=list)
-    runs: list[QueuedRun] = field(default_factory=list)
+    submissions: list[list[RunOfTest]] = field(default_factory=list)
+    runs: list[RunOfTest] = field(default_factory=list)
     is_dead: bool = False
 
-    def of_state(self, *states: State) -> list[QueuedRun]:
+    def of_state(self, *states: State) -> list[RunOfTest]:
         return [run for run in self.runs if run.state in states]
 
     @property
@@ -312,8 +313,8 @@ class Fleet:
         replica.submissions.append(runs)
         self._step(replica, came=[runs[0]])
 
-    def _run(self, kind: RunKind, window: int | None, request: Any) -> QueuedRun:
-        return QueuedRun(kind, TASK, (TASK, ""), self._now, self._now, work=Work(window, request))
+    def _run(self, kind: RunKind, window: int | None, request: Any) -> RunOfTest:
+        return RunOfTest(kind, TASK, (TASK, ""), self._now, self._now, work=Work(window, request))
 
     def _claim_of(self, window: int) -> ClaimRequest:
         return ClaimRequest(
@@ -370,7 +371,7 @@ class Fleet:
         answers = [(run, self._claim_outcome(replica, run)) for run in ask.runs]
         self._step(replica, answered=answers)
 
-    def _claim_outcome(self, replica: Simulated, run: QueuedRun) -> ClaimOutcome:
+    def _claim_outcome(self, replica: Simulated, run: RunOfTest) -> ClaimOutcome:
         work: Work = run.work
         answer = self._decided(replica, run)
         if answer is not None and answer.granted:
@@ -392,7 +393,7 @@ class Fleet:
         work.request = replace(work.request, claim_id=self._new_id())
         return ClaimOutcome.DEFERRED
 
-    def _decided(self, replica: Simulated, run: QueuedRun) -> ClaimAnswer | None:
+    def _decided(self, replica: Simulated, run: RunOfTest) -> ClaimAnswer | None:
         request = run.work.request
         decision: rule.Ruling[Any]
         if run.kind in (RunKind.MANUAL, RunKind.TAKEOVER):
@@ -449,7 +450,7 @@ class Fleet:
 
     def _decided_on(
         self, replica: Simulated, last: LastRun
-    ) -> list[tuple[QueuedRun, Outlook, float]]:
+    ) -> list[tuple[RunOfTest, Outlook, float]]:
         """Return the decisions on the deferred runs."""
         deferred = replica.of_state(State.DEFERRED)
         return [(run, run.work.in_the_way.outlook(last), self._now) for run in deferred]

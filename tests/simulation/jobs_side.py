@@ -20,7 +20,7 @@ from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
@@ -36,6 +36,7 @@ from tests.support.waist import (
     ClaimOutcome,
     ClaimRequest,
     Refusal,
+    RunOfTest,
     TaskRow,
     manual_run_of,
     takeover_of,
@@ -75,7 +76,7 @@ class Fate:
     kind: RunKind
     window: float | None
     came: float
-    run: QueuedRun | None = None
+    run: RunOfTest | None = None
     given_at: float | None = None
     taken_at: float = -inf
     began_at: list[float] = field(default_factory=list)
@@ -115,7 +116,7 @@ class JobsReplica(Replica):
         self.asked = 0  # number of statements
         self._missed_at = -inf  # when a missed run was given last
         self._jobs_story: Any = story
-        self._given: dict[QueuedRun, None] = {}
+        self._given: dict[RunOfTest, None] = {}
         self._requested: set[UUID] = set()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
@@ -145,19 +146,19 @@ class JobsReplica(Replica):
 
     def _run_of(
         self, job: Job, kind: RunKind, window: float | None, due_at: float, request: Any
-    ) -> QueuedRun:
+    ) -> RunOfTest:
         now = self.world.now
         fate = Fate(job, self.process, kind, window, now)
         grace = job.grace if kind is RunKind.SCHEDULE else None
         work = Work(fate, request)
-        run = QueuedRun(
+        run = RunOfTest(
             kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, work=work
         )
         fate.run = run
         self.fates.append(fate)
         return run
 
-    def _come(self, run: QueuedRun) -> None:
+    def _come(self, run: RunOfTest) -> None:
         self.queue.came(run)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
@@ -203,12 +204,10 @@ class JobsReplica(Replica):
         self._check_ask(ask)
         names = ", ".join(run.task_name for run in ask.runs)
         self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
-        is_together = ask.runs[0].kind in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
-        most = len(ask.runs) if is_together or ask.most is None else ask.most
-        asked: dict[AnyAttempt, QueuedRun] = {}
+        asked: dict[AnyAttempt, RunOfTest] = {}
         for run in ask.runs:
-            claim = ClaimOutcome.BEYOND if len(asked) == most else self._claim_for(run.work)
-            if isinstance(claim, (ClaimOutcome, TaskLockError)):
+            claim = self._claim_for(run.work)
+            if isinstance(claim, TaskLockError):
                 self._take_answer(run, claim)
             else:
                 asked[claim] = run
@@ -218,7 +217,8 @@ class JobsReplica(Replica):
                 self._take_answer(asked[claim], claimed)
 
         if asked:
-            self._client.begin_claims(list(asked), ask.most if is_together else None, tell)
+            most = ask.most if ask.runs[0].kind.has_limit else None
+            self._client.begin_claims(list(asked), most, tell)
 
     def _check_ask(self, ask: Ask) -> None:
         """Note what is wrong with an ask, before its answer."""
@@ -246,10 +246,10 @@ class JobsReplica(Replica):
             return error
         return work.claim
 
-    def _take_answer(self, run: QueuedRun, claimed: Claimed) -> None:
+    def _take_answer(self, run: RunOfTest, claimed: Claimed) -> None:
         self.queue.answered(run, self._claim_outcome(run, claimed))
 
-    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
+    def _claim_outcome(self, run: RunOfTest, claimed: Claimed) -> ClaimOutcome:
         work: Work = run.work
         if isinstance(claimed, ClaimOutcome):
             return claimed
@@ -274,7 +274,7 @@ class JobsReplica(Replica):
             return ClaimOutcome.DEFERRED
         return ClaimOutcome.REFUSED
 
-    def _keep(self, run: QueuedRun, refusal: Refusal) -> None:
+    def _keep(self, run: RunOfTest, refusal: Refusal) -> None:
         work: Work = run.work
         work.fate.is_deferred = True
         # The next ask needs a new claim, because this one is over.
@@ -293,7 +293,7 @@ class JobsReplica(Replica):
         assert due is not None
         return is_same and row.started_at < due and row.kind != "manual"
 
-    def give(self, run: QueuedRun) -> None:
+    def give(self, run: RunOfTest) -> None:
         """Give a run to the pool."""
         fate: Fate = run.work.fate
         self._given[run] = None
@@ -318,17 +318,17 @@ class JobsReplica(Replica):
         """Whether the pool may have other work than the queue's, or unlocked runs before it."""
         return self._jobs_story.scenario.is_shared
 
-    def _not_given(self, run: QueuedRun) -> None:
+    def _not_given(self, run: RunOfTest) -> None:
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.work)
         self.queue.not_given(run)
         self._end(run, "not taken")
 
-    def end_refused(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
+    def end_refused(self, run: RunOfTest, outcome: ClaimOutcome) -> None:
         self._end(run, outcome.value)
 
-    def withdraw(self, run: QueuedRun) -> None:
+    def withdraw(self, run: RunOfTest) -> None:
         """Withdraw a run that has not begun, and hand its claim over."""
         work: Work = run.work
         if work.held is not None:
@@ -351,7 +351,7 @@ class JobsReplica(Replica):
             held.cut()
             self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
 
-    def _end(self, run: QueuedRun, how: str) -> None:
+    def _end(self, run: RunOfTest, how: str) -> None:
         work: Work = run.work
         fate = work.fate
         fate.ends.append(how)
@@ -365,7 +365,7 @@ class JobsReplica(Replica):
 
     # ---- a worker --------------------------------------------------------------------------------
 
-    def _work_on(self, run: QueuedRun) -> None:
+    def _work_on(self, run: RunOfTest) -> None:
         work: Work = run.work
         if not run.token.take():
             return
@@ -387,7 +387,7 @@ class JobsReplica(Replica):
             self._hand_over(work)
         return stands
 
-    def _run_job(self, run: QueuedRun) -> float:
+    def _run_job(self, run: RunOfTest) -> float:
         """Run a job's function under its lock, and begin the release; return how long it took.
 
         ``freed`` is posted later, when the pool has reported the run.
@@ -427,7 +427,7 @@ class JobsReplica(Replica):
         """Return whether the end of a run opens its window."""
         return outcome.window is WindowAfter.OPEN
 
-    def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
+    def _note_ended(self, run: RunOfTest, held: HeldLock) -> None:
         """Note that a run has ended, so that the runs that are deferred because of it go on."""
         last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
         self._deferred_runs.decide(run.task_name, run.job, last)
@@ -487,7 +487,7 @@ class JobsReplica(Replica):
         run.work.over = partial(open_ones.discard, key)
         self._come(run)
 
-    def _decide_deferred(self, run: QueuedRun, outlook: Outlook, as_of: float) -> None:
+    def _decide_deferred(self, run: RunOfTest, outlook: Outlook, as_of: float) -> None:
         self.queue.found(run, outlook, as_of)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
+from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.faults import Planned, is_stubborn
@@ -25,7 +25,7 @@ from tests.simulation.jobs_side import Job, JobsReplica, Work
 from tests.simulation.ledger import Question, Wanted
 from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
-from tests.support.waist import AnyAttempt, TaskRow
+from tests.support.waist import AnyAttempt, RunOfTest, TaskRow
 
 LEADER_LEASE = 15.0
 HEAD_START = Timings().head_start
@@ -105,13 +105,13 @@ class LeaderReplica(JobsReplica):
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, inf, workers)
         self.leadership = Leadership(self._client, "", LEADER_LEASE, lambda: POLL_INTERVAL)
-        self._following: dict[QueuedRun, FollowerRun] = {}
+        self._following: dict[RunOfTest, FollowerRun] = {}
         self._wakes: list[Callable[[], None]] = []
         self.world.start(process, self._look_often, poll_from, daemon=True)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
-    def _come(self, run: QueuedRun) -> None:
+    def _come(self, run: RunOfTest) -> None:
         work: Work = run.work
         if run.kind is not RunKind.SCHEDULE or not run.claims or not self.leadership.follows:
             super()._come(run)
@@ -128,7 +128,7 @@ class LeaderReplica(JobsReplica):
         work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
         self._story.ledger.questions.append(work.question)
 
-    def _follow(self, run: QueuedRun, following: FollowerRun) -> None:
+    def _follow(self, run: RunOfTest, following: FollowerRun) -> None:
         if self.stopped_at == inf:
             for other in self._deferred_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
                 following.replace(self._following.pop(other, following))
@@ -163,7 +163,7 @@ class LeaderReplica(JobsReplica):
         for wake in wakes:
             wake()
 
-    def _note_ended(self, run: QueuedRun, held: HeldLock) -> None:
+    def _note_ended(self, run: RunOfTest, held: HeldLock) -> None:
         if run.task_name in self._deferred_runs.task_names:
             self.wake_look()
 

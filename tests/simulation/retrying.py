@@ -16,7 +16,7 @@ from typing import Any
 from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs import run_attempt
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind
+from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import ONE_OFF_MIN_LOCK, LockOptions
@@ -36,7 +36,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
 from tests.support.internals import retry_in
-from tests.support.waist import ClaimOutcome, ClaimRequest, Refusal, TaskRow, retry_of
+from tests.support.waist import ClaimOutcome, ClaimRequest, Refusal, RunOfTest, TaskRow, retry_of
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1
@@ -195,13 +195,13 @@ class RetryReplica(JobsReplica):
 
     # ---- the claims ------------------------------------------------------------------------------
 
-    def _claim_outcome(self, run: QueuedRun, claimed: Claimed) -> ClaimOutcome:
+    def _claim_outcome(self, run: RunOfTest, claimed: Claimed) -> ClaimOutcome:
         outcome, work = super()._claim_outcome(run, claimed), run.work
         if isinstance(claimed, HeldLock):
             self._retry_story.grants.append(self._grant_of(run, work, claimed))
         return outcome
 
-    def _grant_of(self, run: QueuedRun, work: Work, held: HeldLock) -> Grant:
+    def _grant_of(self, run: RunOfTest, work: Work, held: HeldLock) -> Grant:
         assert work.fate.window is not None
         assert held.window_start is not None
         request: Any = work.request

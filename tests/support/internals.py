@@ -43,7 +43,7 @@ def instances_lock(executor: Any) -> threading.RLock:
 def deferred_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor defers because another run is in their way."""
     runs = [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
-    return [run.work.attempt.run_time for run in runs]
+    return [run.attempt.run_time for run in runs]
 
 
 def missed_tasks(executor: Any) -> set[str]:

@@ -754,6 +754,16 @@ def with_late_takeovers() -> AbstractContextManager[object]:
     return patch.object(claim_attempts, "LONGEST_TAKEOVER", inf)
 
 
+@dataclass(eq=False)
+class RunOfTest(QueuedRun):
+    """A run with data that its queue does not know.
+
+    :ivar work: the data
+    """
+
+    work: Any = None
+
+
 def step_of(
     queue: RunQueue,
     now: float,

@@ -22,7 +22,7 @@ from apscheduler_tasklock._runs.queue import (
     ToDo,
 )
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
-from tests.support.waist import ClaimOutcome, step_of
+from tests.support.waist import ClaimOutcome, RunOfTest, step_of
 
 GRANTED, REFUSED, DEFERRED = ClaimOutcome.GRANTED, ClaimOutcome.REFUSED, ClaimOutcome.DEFERRED
 ASKED_AGAIN = Outlook.ASKED_AGAIN
@@ -31,7 +31,12 @@ ASKED_AGAIN = Outlook.ASKED_AGAIN
 def run_of(
     name: str = "a", came: float = 0.0, kind: RunKind = RunKind.SCHEDULE, **more: Any
 ) -> QueuedRun:
-    return QueuedRun(kind, name, (name, "default"), due_at=came, came=came, **more)
+    return RunOfTest(kind, name, (name, "default"), due_at=came, came=came, **more)
+
+
+def work_of(run: QueuedRun) -> Any:
+    assert isinstance(run, RunOfTest)
+    return run.work
 
 
 def runs(count: int, **more: Any) -> list[QueuedRun]:
@@ -750,8 +755,8 @@ class Day:
                 ]
                 plan(now + self.delay, answered=answers)
             for run in step.given:
-                took = 0.0 if run.is_missed else self.jobs[run.work].takes
-                (self.missed.add if run.is_missed else self.ran.append)(run.work)
+                took = 0.0 if run.is_missed else self.jobs[work_of(run)].takes
+                (self.missed.add if run.is_missed else self.ran.append)(work_of(run))
                 plan(now, begun=[run])
                 plan(now + took, freed=[(run, took)])
             if step.wakes_at < inf:
