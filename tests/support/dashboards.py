@@ -1,4 +1,4 @@
-"""The dashboard as an operator starts it: the command in a process of its own."""
+"""The dashboard as an operator starts it, as a command in a process of its own; or in this one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
-from tests.support.commands import COMMAND, environment
+from starlette.applications import Starlette
+
+from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock.dashboard import dashboard
+from tests.support.commands import COMMAND, PATIENT, environment
 from tests.support.polling import eventually
+
+APP = "apscheduler_tasklock.dashboard.app"
+
+
+def patient_dashboard(url: str, **options: Any) -> Starlette:
+    """Return a dashboard that waits for each answer for longer than a slow machine needs."""
+    with patch.object(TaskLocks, "timings", PATIENT), patch(f"{APP}.TIMEOUT", 60.0):
+        return dashboard(url, **options)
+
 
 _ADDRESS = re.compile(r"the dashboard is at (http://\S+/) ")
 

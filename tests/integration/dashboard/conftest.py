@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.dashboard import Access, dashboard
 from tests.support.asgi_client import TestClient
-from tests.support.commands import PATIENT
-
-APP = "apscheduler_tasklock.dashboard.app"
+from tests.support.dashboards import patient_dashboard
 
 Open = Callable[..., TestClient]
 
@@ -28,11 +24,7 @@ def open_dashboard(database_url: str) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_(url: str = database_url, **options: Any) -> TestClient:
-            if url != database_url:
-                app = dashboard(url, **options)
-            else:
-                with patch.object(TaskLocks, "timings", PATIENT), patch(f"{APP}.TIMEOUT", 60.0):
-                    app = dashboard(url, **options)
+            app = (patient_dashboard if url == database_url else dashboard)(url, **options)
             return stack.enter_context(
                 TestClient(app, raise_server_exceptions=False, follow_redirects=False)
             )

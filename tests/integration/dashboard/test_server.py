@@ -17,11 +17,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock.dashboard import dashboard
 from apscheduler_tasklock.dashboard.server import Gate, Login
 from tests.frameworks.servers import environment_of
 from tests.support import rows
 from tests.support.asgi_client import TestClient
+from tests.support.dashboards import patient_dashboard
 
 SAME = {"sec-fetch-site": "same-origin"}
 PAUSE = {"action": "pause", "name": "mail"}
@@ -29,7 +29,7 @@ PAUSE = {"action": "pause", "name": "mail"}
 
 @contextmanager
 def browsing(url: str, login: Login, *, on_loopback: bool) -> Iterator[TestClient]:
-    app = dashboard(url, authorize=login.authorize)
+    app = patient_dashboard(url, authorize=login.authorize)
     gate = Gate(app, login, on_loopback=on_loopback)
     with TestClient(gate, base_url="http://127.0.0.1:8765", follow_redirects=False) as browser:
         yield browser
