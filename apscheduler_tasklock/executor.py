@@ -65,6 +65,7 @@ from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
+from apscheduler_tasklock._runs.executor_run import ExecutorRun
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -79,7 +80,6 @@ from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.reports import Notifier, Reports, event_of_closed
-from apscheduler_tasklock._runs.run_attempt import RunAttempt
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
 from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
@@ -290,7 +290,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self.locks = locks
         self._shutdown = None
         self._passes = SchedulerPasses()
-        self._coroutines: set[RunAttempt] = set()
+        self._coroutines: set[ExecutorRun] = set()
         # The notifier of coroutine jobs under the key True, and that of all other jobs under False.
         self._notifiers: dict[bool, Notifier] = {}
         self._active: dict[UUID, _Active] = {}

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import pairwise
@@ -51,13 +49,13 @@ from apscheduler_tasklock._runs.adapter import (
 )
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook, WhyDeferred
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
+from apscheduler_tasklock._runs.executor_run import ExecutorRun, may_be_cancelled
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
-from apscheduler_tasklock._runs.run_attempt import RunAttempt, may_be_cancelled
+from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_single
 from apscheduler_tasklock._values import logger_of
@@ -123,7 +121,7 @@ class ExecutorParts:
         from the first of two times on, and before the second one
     """
 
-    coroutines: set[RunAttempt]
+    coroutines: set[ExecutorRun]
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
     note_begun: Callable[[Submission], object]
     deferred: DeferredRuns
@@ -143,66 +141,6 @@ class ExecutorParts:
     note_missed: Callable[[ClaimRequest, MissCause, str], object]
     note_stored: Callable[[ClaimRequest, Callable[[], Iterable[MissedTimes]]], object]
     note_unasked: Callable[[Submission, datetime, datetime], object]
-
-
-@dataclass(eq=False, kw_only=True)
-class ExecutorRun(QueuedRun):
-    """A run of an executor: what its queue needs to know, and all that the executor needs.
-
-    :ivar submission: the submission of the run
-    :ivar attempt: claims and releases the run, and reports it
-    :ivar locks: the replica's client, which sends the claim
-    :ivar context: the context variables of the thread that submitted the run
-    :ivar queue: the queue of the run
-    :ivar claim: the claim; ``None``: no claim was made yet
-    :ivar deferred_by: the refusal because of which this run, or an earlier run of its backlog, is
-        deferred
-    :ivar follower: says what becomes of the run of a follower; see ``leadership``
-    :ivar failure: the error that the job's trigger raised, so that no claim could be made
-    :ivar decided: set when the run is to be given, is deferred, or is over. A thread inside
-        ``submit_job`` waits for that; ``None``: none does.
-    :ivar is_to_be_given: whether the run is to be given to the wrapped executor
-    :ivar begins_until: when the run is handed over if it has not begun; on the monotonic clock
-    :ivar give_once: the right to give the run to the wrapped executor. A thread inside
-        ``submit_job``, the application's thread or the giving thread takes it, or who withdraws the
-        run.
-    :ivar runs_job: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
-        before the job began; ``None``: no worker has begun the run
-    :ivar took: seconds that the job took
-    :ivar release: the run's release
-    :ivar was_awaited: whether the job's coroutine has begun. An executor may never await a
-        coroutine.
-    :ivar is_cancelled: whether the coroutine was cancelled from outside, or may have been
-    :ivar is_reported: whether the wrapped executor has reported the run
-    :ivar giving: further data of a run that was given to a pool of processes
-    """
-
-    submission: Submission
-    attempt: RunAttempt
-    locks: LockClient
-    context: Context
-    queue: DrivenQueue
-    following: ExecutorRun | None = None
-    claim: AnyAttempt | None = None
-    deferred_by: Refusal | None = None
-    follower: FollowerRun | None = None
-    failure: Exception | None = None
-    decided: threading.Event | None = None
-    is_to_be_given: bool = False
-    begins_until: float = inf
-    give_once: Token = field(default_factory=Token)
-    runs_job: bool | None = None
-    took: float = 0.0
-    release: Release | None = None
-    was_awaited: bool = False
-    is_cancelled: bool = False
-    is_reported: bool = False
-    giving: Any = None
-
-    def note_decided(self) -> None:
-        """Wake the thread that waits for the decision, if one does."""
-        if self.decided is not None:
-            self.decided.set()
 
 
 class ExecutorRuns:
@@ -285,12 +223,11 @@ class ExecutorRuns:
         if self._is_closed or interpreter_is_ending():
             raise RuntimeError("no job is begun any more: the scheduler or the interpreter ends")
         submission = self._only_locked_if_follower(submission)
+        queue = self._coroutines if submission.awaited else self._functions
         times = zip(submission.run_times, submission.claim_ids, strict=True)
         runs = [
-            self._run_of(
-                submission, locks, RunAttempt(submission, run_time, claim_id, locks, notifier)
-            )
-            for run_time, claim_id in times
+            ExecutorRun(submission, *each, locks, notifier, queue, is_inline=self._is_inline)
+            for each in times
         ]
         for run, following in pairwise(runs):
             run.following = following
@@ -302,38 +239,11 @@ class ExecutorRuns:
             for run in runs:
                 run.failure = _why_not_claimed(run)
         if self._is_to_follow(submission):
-            runs[0].queue.call(self._follow, runs[0])
+            queue.call(self._follow, runs[0])
         else:
-            runs[0].queue.came(runs[0])
+            queue.came(runs[0])
         if self._is_inline:
             self._run_inline(runs[0])
-
-    def _run_of(
-        self, submission: Submission, locks: LockClient, attempt: RunAttempt
-    ) -> ExecutorRun:
-        due, came = submission.due, submission.submitted_at
-        due_at = time.monotonic() - (time.time() - attempt.run_time.timestamp())
-        if due is not None:
-            due_at, came = due.due_at, due.came
-        failed, retry_at = submission.failed_run, inf
-        if failed is not None and failed.retry_at is not None:
-            retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
-        return ExecutorRun(
-            submission.kind,
-            submission.task_name,
-            submission.key,
-            due_at,
-            came,
-            None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
-            claims=submission.options is not None,
-            retry_at=retry_at,
-            submission=submission,
-            attempt=attempt,
-            locks=locks,
-            context=copy_context(),
-            queue=self._coroutines if submission.awaited else self._functions,
-            decided=threading.Event() if self._is_inline else None,
-        )
 
     def _only_locked_if_follower(self, submission: Submission) -> Submission:
         """Return a submission that is not run without a lock, unless this replica has led.
@@ -436,7 +346,7 @@ class ExecutorRuns:
         except Exception:  # so that no other answer is lost
             logger.exception("The task lock's thread failed, and goes on")
             outcome = ClaimOutcome.FAILED
-            if run.attempt.held is not None:
+            if run.held is not None:
                 self._hand_over(run)
         run.queue.answered(run, outcome)
 
@@ -445,13 +355,13 @@ class ExecutorRuns:
         if isinstance(claimed, ClaimOutcome):
             return claimed
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
-            self._parts.report_failed(run.submission, run.attempt.run_time, claimed)
+            self._parts.report_failed(run.submission, run.run_time, claimed)
             return ClaimOutcome.FAILED
         wanted_at = None if run.claim is None else run.claim.wanted_at
-        if run.attempt.take_in(claimed, wanted_at or time.monotonic()):
+        if run.take_in(claimed, wanted_at or time.monotonic()):
             self._note_granted(run)
-            return ClaimOutcome.UNLOCKED if run.attempt.held is None else ClaimOutcome.GRANTED
-        refusal = run.attempt.refusal
+            return ClaimOutcome.UNLOCKED if run.held is None else ClaimOutcome.GRANTED
+        refusal = run.refusal
         failed = isinstance(claimed, TaskLockError)
         outcome = ClaimOutcome.FAILED if failed else ClaimOutcome.REFUSED
         self._note_unclaimed(run, claimed, refusal)
@@ -465,7 +375,7 @@ class ExecutorRuns:
         return outcome
 
     def _note_unfinished(self, run: ExecutorRun, may_be_over: bool) -> None:
-        submission = replace(run.submission, run_times=(run.attempt.run_time,), claim_ids=())
+        submission = replace(run.submission, run_times=(run.run_time,), claim_ids=())
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
         call_application(partial(self._parts.note_unfinished, submission, may_be_over))
 
@@ -478,18 +388,18 @@ class ExecutorRuns:
         if run.kind is RunKind.STORED and run.submission.due is not None:
             passed = run.submission.due.passed
             if passed is not None:
-                note = partial(self._parts.note_stored, _request_of(run.attempt), passed)
+                note = partial(self._parts.note_stored, _request_of(run), passed)
                 call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
         # its store for as long as it may be run again.
         is_first = run.submission.cause is None
-        if is_first and run.submission.may_be_retried and run.attempt.held is not None:
+        if is_first and run.submission.may_be_retried and run.held is not None:
             self._note_unfinished(run, False)
-        due_at = None if run.attempt.held is None else run.attempt.held.was_due_at
+        due_at = None if run.held is None else run.held.was_due_at
         if run.kind is not RunKind.SCHEDULE or due_at is None:
             return
-        request = run.attempt.request()
+        request = run.request()
         assert isinstance(request, ClaimRequest)
         assert request.run_time is not None
         if request.exact and due_at < request.run_time:
@@ -520,7 +430,7 @@ class ExecutorRuns:
         # The run in the way may have ended on this replica, although its release has not arrived.
         is_over = (run.task_name, refusal.token) in self._being_released
         came_first = refusal.came_first and not is_over
-        in_the_way = InTheWay(refusal.token, came_first, run.attempt.run_time)
+        in_the_way = InTheWay(refusal.token, came_first, run.run_time)
         if self._defer(run, in_the_way, refusal):
             return ClaimOutcome.DEFERRED
         run.deferred_by = refusal  # so that `end_refused` reports this refusal
@@ -529,8 +439,7 @@ class ExecutorRuns:
     def _follow(self, run: ExecutorRun) -> None:
         """Defer a run, and its backlog, until a look tells whether the leader has run it."""
         assert self._parts.leadership is not None
-        # `run.attempt` is looked up at each call, because it is replaced when the job has changed.
-        run.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(run.attempt))
+        run.follower = FollowerRun(self._parts.leadership, run, lambda: _request_of(run))
         if self._defer(run, run.follower):
             run.state, run.deferred_at = State.DEFERRED, time.monotonic()
             run.queue.runs.came(run)
@@ -584,15 +493,14 @@ class ExecutorRuns:
         :return: whether the job is still to run
         """
         was: Submission = runs[0].submission
-        run_times = tuple(run.attempt.run_time for run in runs)
+        run_times = tuple(run.run_time for run in runs)
         renewed = self._parts.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
         renewed = self._only_locked_if_follower(renewed)
         for run, claim_id in zip(runs, renewed.claim_ids, strict=True):
-            run.submission, run.deferred_by = renewed, None
-            run.attempt = run.attempt.again(renewed, claim_id)
+            run.renew(renewed, claim_id)
             run.failure = _why_not_claimed(run)
         return True
 
@@ -606,13 +514,13 @@ class ExecutorRuns:
                 self._not_given(run, error)
 
     def _note_given(self, run: ExecutorRun) -> None:
-        if run.attempt.held is not None and self._is_known:
-            left = run.attempt.held.seconds_left * WAITS_AT_MOST
+        if run.held is not None and self._is_known:
+            left = run.held.seconds_left * WAITS_AT_MOST
             run.begins_until = time.monotonic() + left
             self._may_be_late = True
         self._parts.count_active(run.submission)
         if run.is_missed:
-            run.attempt.report_missed()
+            run.report_missed()
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
             if run.submission.due is not None:
                 self._move_on(run, run.submission.due)
@@ -664,7 +572,7 @@ class ExecutorRuns:
             else partial(self._run, run),
             ALWAYS_MISSED if run.is_missed else None,
         )
-        return job, RunTimes(run.attempt.run_time, partial(self._begin, run))
+        return job, RunTimes(run.run_time, partial(self._begin, run))
 
     def _not_given(self, run: ExecutorRun, error: BaseException) -> None:
         if self._given.pop(run, self) is self:
@@ -672,7 +580,7 @@ class ExecutorRuns:
         self._hand_over(run)
         is_closing = run.locks.closed or interpreter_is_ending()
         if is_closing and isinstance(error, RuntimeError):
-            run.attempt.report_not_begun()
+            run.report_not_begun()
         else:
             call_application(partial(self._parts.log_not_submitted, run.submission.job, error))
         run.queue.not_given(run)
@@ -700,9 +608,9 @@ class ExecutorRuns:
         if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
         if run.follower is not None and run.follower.refusal is not None:
-            run.attempt.report_run_by_another(run.follower.refusal)
+            run.report_run_by_another(run.follower.refusal)
         elif run.deferred_by is not None:
-            run.attempt.report_refused(run.deferred_by)
+            run.report_refused(run.deferred_by)
             reason = missed_runs.still_running(run.deferred_by)
             self._note_missed(run, MissCause.RUNNING, reason)
         self._note_over(run)
@@ -716,7 +624,7 @@ class ExecutorRuns:
         is_scheduled = run.kind in (RunKind.SCHEDULE, RunKind.STORED) and run.claims
         if not is_scheduled or run.failure is not None or _why_not_claimed(run) is not None:
             return
-        request = _request_of(run.attempt)
+        request = _request_of(run)
         if run.submission.due is None:
             self._parts.note_missed(request, cause, reason)
             return
@@ -769,15 +677,15 @@ class ExecutorRuns:
 
     def withdraw(self, run: ExecutorRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
-        if run.attempt.held is not None:
-            run.attempt.report_not_begun()
+        if run.held is not None:
+            run.report_not_begun()
             self._hand_over(run)
         elif run.deferred_by is not None:
-            run.attempt.report_refused(run.deferred_by)
+            run.report_refused(run.deferred_by)
         elif run.follower is None or run.claim is not None:
             # A run that a follower has never asked for is left out, because the leader runs it.
-            run.attempt.report_not_claimed()
-        if run.claim is not None and run.attempt.held is None:
+            run.report_not_claimed()
+        if run.claim is not None and run.held is None:
             run.locks.withdraw(run.claim)
         self._note_over(run)
 
@@ -799,7 +707,7 @@ class ExecutorRuns:
             if now < run.begins_until:
                 look_at = min(look_at, run.begins_until)
             elif run.token.take():
-                self._report_release(run, run.attempt.begin_hand_over_late())
+                self._report_release(run, run.begin_hand_over_late())
         self._may_be_late = look_at < inf
         return look_at - now
 
@@ -839,7 +747,7 @@ class ExecutorRuns:
         such an executor may have begun them without taking their tokens.
         """
         for run in list(self._given):
-            if run.queue is not queue or run.attempt.held is None:
+            if run.queue is not queue or run.held is None:
                 continue
             if not (self._is_known or run.give_once.take()) or not run.token.take():
                 continue
@@ -848,19 +756,19 @@ class ExecutorRuns:
                 self.withdraw(run)
 
     def _hand_over(self, run: ExecutorRun) -> None:
-        self._report_release(run, run.attempt.begin_hand_over())
+        self._report_release(run, run.begin_hand_over())
 
     def _report_release(self, run: ExecutorRun, release: Release | None) -> None:
         """Report a release after it has arrived, or failed."""
         if release is None:
             return
-        assert run.attempt.held is not None
-        released = run.submission.task_name, run.attempt.held.token
+        assert run.held is not None
+        released = run.submission.task_name, run.held.token
         self._being_released.add(released)
 
         def report() -> None:
             self._being_released.discard(released)
-            run.attempt.report_release(release)
+            run.report_release(release)
 
         # The callback takes `report` out of a list, so that after the call the callback does not
         # refer to `report`. Otherwise the callback, `report` and the release would be a reference
@@ -891,24 +799,23 @@ class ExecutorRuns:
     def _may_begin(self, run: ExecutorRun) -> bool:
         run.queue.begun(run)
         self._parts.note_begun(run.submission)
-        attempt = run.attempt
         self._report_granted(run)
-        if attempt.held is not None and run.locks.closed:  # a listener has shut the scheduler down
-            attempt.report_not_begun()
-            run.release = attempt.begin_hand_over()
+        if run.held is not None and run.locks.closed:  # a listener has shut the scheduler down
+            run.report_not_begun()
+            run.begin_hand_over()
             return False
         # The lock is checked again, because much time may have passed since the grant: in the
         # listeners, or while the process was suspended. `stands` may wait for a renewal, which an
         # event loop must not. So for a coroutine, `_run_coroutine` renews the lease.
-        if attempt.lost if run.submission.awaited else not attempt.stands():
-            run.release = attempt.begin_hand_over_lost()
+        if run.lost if run.submission.awaited else not run.stands():
+            run.begin_hand_over_lost()
             return False
         return True
 
     def _report_granted(self, run: ExecutorRun) -> None:
         if run.submission.due is not None:  # because the scheduler does not report stored jobs
             self._parts.report_submitted(run.submission)
-        run.attempt.report_granted()
+        run.report_granted()
 
     def _run(self, run: ExecutorRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release the lock."""
@@ -919,7 +826,7 @@ class ExecutorRuns:
         raised: BaseException | None = None
         try:
             function = self._parts.wrap_function(run.submission.job.func)
-            with run.attempt.holding():
+            with run.holding():
                 returned = function(*arguments, **named)
             return check_returned(returned, f"task {run.task_name!r}: its function")
         except BaseException as error:
@@ -931,7 +838,7 @@ class ExecutorRuns:
                 # no waiting runs, because the parent's worker runs them.
                 self._copied_in = os.getpid()
             run.took = time.monotonic() - began_at
-            run.release = run.attempt.begin_release(raised)
+            run.begin_release(raised)
             # In a shutdown, an event loop's executor reports a function before the function ends.
             # `ended` was then called before there was a release to report.
             if run.is_reported:
@@ -942,30 +849,29 @@ class ExecutorRuns:
     async def _run_coroutine(self, run: ExecutorRun, *arguments: Any, **named: Any) -> Any:
         """Run the job's coroutine function under its lock, and begin to release the lock."""
         run.was_awaited = True
-        attempt = run.attempt
-        if not await attempt.stands_async():
+        if not await run.stands_async():
             run.runs_job = False
-            run.release = attempt.begin_hand_over_lost()
+            run.begin_hand_over_lost()
             return None
         began_at = time.monotonic()
         raised: BaseException | None = None
         asyncio_task = asyncio.current_task()
-        attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
-        self._parts.coroutines.add(attempt)
+        run.runs_in(asyncio.get_running_loop(), asyncio_task)
+        self._parts.coroutines.add(run)
         try:
             function = self._parts.wrap_function(run.submission.job.func)
-            with attempt.holding():
+            with run.holding():
                 returned = await function(*arguments, **named)
             return check_returned(returned, f"task {run.submission.task_name!r}: its function")
         except BaseException as error:
             raised = error
             raise
         finally:
-            self._parts.coroutines.discard(attempt)
+            self._parts.coroutines.discard(run)
             run.took = time.monotonic() - began_at
-            is_cut = attempt.is_cut(raised, asyncio_task)
+            is_cut = run.is_cut(raised, asyncio_task)
             run.is_cancelled = is_cut or may_be_cancelled(raised)
-            run.release = attempt.begin_release(raised, cut=is_cut)
+            run.begin_release(raised, cut=is_cut)
             del raised
 
     def events_of(self, run: ExecutorRun, events: list[Any]) -> list[Any]:
@@ -976,7 +882,7 @@ class ExecutorRuns:
             run.runs_job = True
             self._report_granted(run)
             raised = (event.exception for event in events if event.code == EVENT_JOB_ERROR)
-            run.release = run.attempt.begin_release(next(raised, None))
+            run.begin_release(next(raised, None))
         if run.runs_job is False:
             return []
         if run.submission.awaited and not run.was_awaited:
@@ -991,17 +897,17 @@ class ExecutorRuns:
             # fail in the same way, for example with a job that cannot be pickled.
             run.runs_job = True
             self._report_granted(run)
-            run.release = run.attempt.begin_release(error)
+            run.begin_release(error)
 
     def ended(self, run: ExecutorRun) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
         if run.token.take():  # so the run was cancelled before a worker began it
             run.runs_job = False
-            run.attempt.report_not_begun()
+            run.report_not_begun()
             self._hand_over(run)
         elif run.submission.awaited and not run.was_awaited:
             # The executor has called the coroutine function, and has not awaited the coroutine.
-            run.release = run.attempt.begin_release(TaskLockOptionError("was never awaited"))
+            run.begin_release(TaskLockOptionError("was never awaited"))
         run.is_reported = True
         self._report_release(run, run.release)
         if run.is_cancelled:
@@ -1015,8 +921,8 @@ class ExecutorRuns:
             run.queue.freed(run, run.took)
 
 
-def _request_of(attempt: RunAttempt) -> ClaimRequest:
-    request = attempt.request()
+def _request_of(run: ExecutorRun) -> ClaimRequest:
+    request = run.request()
     assert isinstance(request, ClaimRequest)
     return request
 
@@ -1028,7 +934,7 @@ def _job_of(run: ExecutorRun) -> Any:
 def _why_not_claimed(run: ExecutorRun) -> Exception | None:
     """Make the request of a run's claim; return the error if the job's trigger raises one."""
     try:
-        run.attempt.request()
+        run.request()
     except Exception as error:  # noqa: BLE001  # a custom trigger's own code may raise anything
         return error
     except BaseException as error:  # noqa: BLE001  # a trigger's code may even raise SystemExit
@@ -1054,8 +960,8 @@ def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
     if failure is not None:
         return failure
     try:
-        run.claim = run.claim or run.locks.attempt(run.attempt.request())
+        run.claim = run.claim or run.locks.attempt(run.request())
     except TaskLockError as error:
         return error
-    run.claim.report_closed = run.attempt.report_closed
+    run.claim.report_closed = run.report_closed
     return run.claim

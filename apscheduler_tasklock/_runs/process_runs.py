@@ -28,7 +28,8 @@ from apscheduler_tasklock._runs.adapter import (
     let_notice_deaths,
     worker_processes,
 )
-from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRun, ExecutorRuns
+from apscheduler_tasklock._runs.executor_run import ExecutorRun
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.worker_process import JobInWorker, LockInWorker, RunTimesInWorker
@@ -81,7 +82,7 @@ class ProcessRuns(ExecutorRuns):
         giving.processes = worker_processes(self._inner)
 
     def _for_inner(self, run: ExecutorRun) -> tuple[GivenJob, RunTimes]:
-        run_time = run.attempt.run_time
+        run_time = run.run_time
         begin = partial(self._begin, run)
         return _JobForWorker(run), _RunTimesForWorker(run_time, begin, run)
 
@@ -130,7 +131,7 @@ class ProcessRuns(ExecutorRuns):
         return LIFE_INTERVAL
 
     def _end_lease(self, run: ExecutorRun) -> None:
-        release = run.attempt.begin_lease_end()
+        release = run.begin_lease_end()
         if release is not None:
             # The callback takes the report out of a list, so that after the call the callback does
             # not refer to the report. Otherwise the callback, the report and the release would be a
@@ -139,7 +140,7 @@ class ProcessRuns(ExecutorRuns):
             release.future.add_done_callback(lambda _future: call_application(reports.pop()))
 
     def _report_dead(self, run: ExecutorRun, release: Release) -> None:
-        run.attempt.report_lease_end(release)
+        run.report_lease_end(release)
         self._parts.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
@@ -149,7 +150,7 @@ class ProcessRuns(ExecutorRuns):
             return False
         giving: _Giving = run.giving
         giving.began_at = time.monotonic()
-        giving.context.run(giving.measuring.enter_context, run.attempt.holding())
+        giving.context.run(giving.measuring.enter_context, run.holding())
         return True
 
     def _report_granted(self, run: ExecutorRun) -> None:
@@ -170,9 +171,9 @@ class ProcessRuns(ExecutorRuns):
                 run.took = getattr(event.job_id, "took", run.took)
                 raised = event.exception if event.code == EVENT_JOB_ERROR else None
                 in_worker = getattr(event.job_id, "raised", ())
-                run.release = run.attempt.begin_release(raised, in_worker=in_worker)
+                run.begin_release(raised, in_worker=in_worker)
             else:  # the worker has not begun the job: its lock had ended, or the parent seemed dead
-                run.release = run.attempt.begin_hand_over_lost()
+                run.begin_hand_over_lost()
         events = super().events_of(run, events)
         if not run.runs_job or run.giving.is_grant_reported.is_set():
             return events
@@ -189,7 +190,7 @@ class ProcessRuns(ExecutorRuns):
         if run.runs_job is None:
             super().failed(run, error)
             if run.token.take():  # the pool broke before it pickled the run
-                run.release = run.attempt.begin_hand_over()
+                run.begin_hand_over()
         elif run.runs_job:
             self._stop_measuring(run)
             if isinstance(error, BrokenExecutor):
@@ -198,7 +199,7 @@ class ProcessRuns(ExecutorRuns):
                     processes = worker_processes(self._inner)
                 run.queue.call(self._note_broken, run, processes)
             else:  # the job's result or exception could not be pickled
-                run.release = run.attempt.begin_release(error)
+                run.begin_release(error)
 
     def _stop_measuring(self, run: ExecutorRun) -> None:
         giving: _Giving = run.giving
@@ -239,7 +240,7 @@ class _RunTimesForWorker(RunTimes):
 
 def _lock_of(run: ExecutorRun) -> LockInWorker | None:
     """Return a run's lock, in the form in which its worker process gets it."""
-    held: HeldLock | None = run.attempt.held
+    held: HeldLock | None = run.held
     if held is None:
         return None
     return LockInWorker.of(held, run.locks.settings, failover=run.submission.failover)

@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock import claim_attempts, heartbeat
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.releases import Release
-from apscheduler_tasklock._runs import run_attempt
+from apscheduler_tasklock._runs import executor_run
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
 from tests.support.internals import undo_nothing
@@ -129,7 +129,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a loss is not told": ("lost lock", lambda: replaced((HeldLock, "lose", _nothing))),
     "a run begins at the end of its lease": (
         "failover",
-        lambda: replaced((run_attempt, "LEAST_OF_LEASE", 0.0)),
+        lambda: replaced((executor_run, "LEAST_OF_LEASE", 0.0)),
     ),
     "there is no recovery grace": ("renewals", lambda: replaced((Outage, "grace", 0.0))),
     "an outage is not noted": ("overrun", lambda: replaced((Outage, "begin", _nothing))),

@@ -37,11 +37,11 @@ from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_en
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
     driven_queue,
+    executor_run,
     executor_runs,
     leadership,
     misfires,
     missed_runs,
-    run_attempt,
     watch,
 )
 from apscheduler_tasklock._runs.adapter import UNKNOWN_WORKERS, intercept_reports, jobstore_of, wrap
@@ -89,7 +89,7 @@ Answer = TypeVar("Answer")
 NO_DATABASE = "postgresql://nobody@simulated.invalid/simulated"
 
 ASKS_THE_TIME = (
-    run_attempt,
+    executor_run,
     claim_attempts,
     executor,
     driven_queue,

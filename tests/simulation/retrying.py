@@ -1,7 +1,7 @@
 """Jobs that fail and are run again, on replicas with both sides on a virtual clock.
 
 The library decides how long a retry waits. The code around it is a short form of the library's
-looks and of its ``RunAttempt``.
+looks and of its ``ExecutorRun``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._runs import run_attempt
+from apscheduler_tasklock._runs import executor_run
 from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
@@ -171,7 +171,7 @@ class RetryReplica(JobsReplica):
             return replace(end, outcome="ok")
         at = self.world.now - BEGIN
         self._retry_story.failures.append((job.name, window, held.attempt, at))
-        with replaced((run_attempt, "random", self.world.random)):
+        with replaced((executor_run, "random", self.world.random)):
             seconds = retry_in(held, job.options_on(self.process), ValueError("no"))
         after = WindowAfter.OPEN if job.opens else WindowAfter.KEEP
         return replace(

@@ -15,7 +15,7 @@ import pytest
 
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.statements import LEADER
-from apscheduler_tasklock._runs import run_attempt
+from apscheduler_tasklock._runs import executor_run
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.testing import rule
@@ -278,7 +278,7 @@ class Replica:
 
 def _is_aged(held: HeldLock) -> bool:
     """Return whether little of a claim's lease is left."""
-    return held.lease is not None and held.lease_left < held.lease * run_attempt.LEAST_OF_LEASE
+    return held.lease is not None and held.lease_left < held.lease * executor_run.LEAST_OF_LEASE
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 
 from apscheduler_tasklock._database import thread as database_thread
 from apscheduler_tasklock._database.thread import ReplicaThread
-from apscheduler_tasklock._runs.run_attempt import RunAttempt
+from apscheduler_tasklock._runs.executor_run import ExecutorRun
 
 
 def instances(executor: Any) -> dict[str, int]:
@@ -43,7 +43,7 @@ def instances_lock(executor: Any) -> threading.RLock:
 def deferred_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor defers because another run is in their way."""
     runs = [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
-    return [run.attempt.run_time for run in runs]
+    return [run.run_time for run in runs]
 
 
 def missed_tasks(executor: Any) -> set[str]:
@@ -168,8 +168,8 @@ def undo_nothing(wanted: Any, _cursor: Any) -> None:
 def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
     """Return the seconds after which a run that has failed is run again; ``None``: it is not."""
     submission = SimpleNamespace(options=options, is_manual=False)
-    attempt: Any = SimpleNamespace(held=held, _submission=submission)
-    return RunAttempt._retry_in(attempt, error)
+    run: Any = SimpleNamespace(held=held, submission=submission)
+    return ExecutorRun._retry_in(run, error)
 
 
 def safe_look(watch: Any) -> Any:
@@ -208,9 +208,9 @@ def fail_once_while_runs_are(doing: str, executor: Any) -> None:
     setattr(owner, name, fail_once)
 
 
-def fail_to_measure(attempt: RunAttempt) -> None:
-    """Let the telemetry of an attempt's claim fail."""
-    attempt._telemetry = Mock(claimed=Mock(side_effect=LookupError))
+def fail_to_measure(run: ExecutorRun) -> None:
+    """Let the telemetry of a run's claim fail."""
+    run._telemetry = Mock(claimed=Mock(side_effect=LookupError))
 
 
 def fail_after_a_claims_answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from apscheduler_tasklock import options
 from apscheduler_tasklock._lock.outcomes import WindowAfter
-from apscheduler_tasklock._runs import run_attempt
+from apscheduler_tasklock._runs import executor_run
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import LATEST_RETRY, Row
@@ -65,7 +65,7 @@ def _by_the_number() -> Iterator[None]:
 
 def _without_a_bound() -> Mutated:
     return replaced(
-        (run_attempt, "LONGEST_RETRY_DELAY", inf), (options, "LONGEST_RETRY_DELAY", inf)
+        (executor_run, "LONGEST_RETRY_DELAY", inf), (options, "LONGEST_RETRY_DELAY", inf)
     )
 
 

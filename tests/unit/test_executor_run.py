@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from apscheduler_tasklock._runs.run_attempt import RunAttempt, is_being_cancelled
+from apscheduler_tasklock._runs.executor_run import ExecutorRun, is_being_cancelled
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.internals import fail_to_measure
 
@@ -54,11 +54,11 @@ NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
 def test_a_lock_is_held_although_the_telemetry_of_its_claim_fails() -> None:
     """So that its window can be handed over."""
     held = MagicMock(spec=HeldLock)
-    attempt = RunAttempt(MagicMock(), NOW, uuid4(), MagicMock(), MagicMock())
-    fail_to_measure(attempt)
+    run = ExecutorRun(MagicMock(), NOW, uuid4(), MagicMock(), MagicMock(), MagicMock())
+    fail_to_measure(run)
     with pytest.raises(LookupError):
-        attempt.take_in(held, time.monotonic())
-    assert attempt.held is held
+        run.take_in(held, time.monotonic())
+    assert run.held is held
 
 
 @pytest.mark.parametrize("in_coroutine", [False, True], ids=["thread", "coroutine"])
@@ -86,8 +86,8 @@ def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
         return True
 
     locks = MagicMock(closed=False, renew_now=renew, renew_now_async=AsyncMock(side_effect=renew))
-    attempt = RunAttempt(MagicMock(), NOW, held.claim_id, locks, MagicMock())
-    assert attempt.take_in(held, time.monotonic())
-    assert attempt.held is held
-    stands = asyncio.run(attempt.stands_async()) if in_coroutine else attempt.stands()
+    run = ExecutorRun(MagicMock(), NOW, held.claim_id, locks, MagicMock(), MagicMock())
+    assert run.take_in(held, time.monotonic())
+    assert run.held is held
+    stands = asyncio.run(run.stands_async()) if in_coroutine else run.stands()
     assert stands == (left > 0)

@@ -1,4 +1,4 @@
-"""A run attempt: the claim, the lock and the release of one run on this replica."""
+"""A run of an executor: its claim, its lock and its release."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import inf
 from typing import Any
 from uuid import UUID
 from weakref import ref
 
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.sqlstates import NoThreadError, NotSentError, RowLockedError
-from apscheduler_tasklock._lock.claim_attempts import AnyRequest
+from apscheduler_tasklock._lock.claim_attempts import AnyAttempt, AnyRequest
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -28,7 +30,10 @@ from apscheduler_tasklock._lock.protocol_messages import (
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
+from apscheduler_tasklock._runs.driven_queue import DrivenQueue
+from apscheduler_tasklock._runs.leadership import FollowerRun
 from apscheduler_tasklock._runs.reports import Notifier, Reports
+from apscheduler_tasklock._runs.run import QueuedRun, Token
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
@@ -48,21 +53,46 @@ logger = logger_of(__name__)
 LEAST_OF_LEASE = 1 / 3
 
 
-class RunAttempt:
-    """One run of a submission, on this replica: its claim, its lock and its release.
+class ExecutorRun(QueuedRun):
+    """One run of a submission, on this replica: for its queue, its claim, its lock, its release.
 
     The run is claimed before a worker gets it, and its release begins when its job has ended. Only
     ``stands``, ``stands_async`` and the reports of a shutdown wait for the database.
 
     :param claim_id: the claim's id
     :param notifier: reports the run's events
+    :param queue: the queue of the run
+    :param is_inline: whether the wrapped executor runs jobs inside ``submit_job``
     :ivar run_time: the run time. When a takeover is granted, it becomes the dead run's run time.
+    :ivar context: the context variables of the thread that submitted the run
+    :ivar claim: the claim; ``None``: no claim was made yet
+    :ivar failure: the error that the job's trigger raised, so that no claim could be made
     :ivar held: the lock of the claim; ``None`` if the claim was not granted
-    :ivar running: whether the job runs under its lock now
     :ivar refusal: why a scheduled run time was refused
+    :ivar deferred_by: the refusal because of which this run, or an earlier run of its backlog, is
+        deferred
+    :ivar follower: says what becomes of the run of a follower; see ``leadership``
+    :ivar decided: set when the run is to be given, is deferred, or is over. A thread inside
+        ``submit_job`` waits for that; ``None``: none does.
+    :ivar is_to_be_given: whether the run is to be given to the wrapped executor
+    :ivar begins_until: when the run is handed over if it has not begun; on the monotonic clock
+    :ivar give_once: the right to give the run to the wrapped executor. A thread inside
+        ``submit_job``, the application's thread or the giving thread takes it, or who withdraws the
+        run.
+    :ivar giving: further data of a run that was given to a pool of processes
+    :ivar runs_job: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
+        before the job began; ``None``: no worker has begun the run
+    :ivar running: whether the job runs under its lock now
+    :ivar was_awaited: whether the job's coroutine has begun. An executor may never await a
+        coroutine.
     :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
-    :ivar report_closed: reports the end of a dead run that the claim has closed
+    :ivar is_cancelled: whether the coroutine was cancelled from outside, or may have been
+    :ivar took: seconds that the job took
+    :ivar release: the release of the claim, once it was sent
+    :ivar is_reported: whether the wrapped executor has reported the run
     """
+
+    following: ExecutorRun | None
 
     def __init__(
         self,
@@ -71,44 +101,85 @@ class RunAttempt:
         claim_id: UUID,
         locks: LockClient,
         notifier: Notifier,
+        queue: DrivenQueue,
+        *,
+        is_inline: bool = False,
     ) -> None:
+        due, came = submission.due, submission.submitted_at
+        due_at = time.monotonic() - (time.time() - run_time.timestamp())
+        if due is not None:
+            due_at, came = due.due_at, due.came
+        failed, retry_at = submission.failed_run, inf
+        if failed is not None and failed.retry_at is not None:
+            retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
+        super().__init__(
+            submission.kind,
+            submission.task_name,
+            submission.key,
+            due_at,
+            came,
+            None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
+            claims=submission.options is not None,
+            retry_at=retry_at,
+        )
         self.run_time = run_time
+        self.locks = locks
+        self.queue = queue
+        self.context = copy_context()
+        self.claim: AnyAttempt | None = None
+        self.failure: Exception | None = None
+        self.held: HeldLock | None = None
+        self.follower: FollowerRun | None = None
+        self.decided = threading.Event() if is_inline else None
+        self.is_to_be_given = False
+        self.begins_until = inf
+        self.give_once = Token()
+        self.giving: Any = None
+        self.runs_job: bool | None = None
         self.running = False
-        self.refusal: Refusal | None = None
+        self.was_awaited = False
         self.cancelled_on_loss = False
-        self._submission = submission
-        self._claim_id = claim_id
-        self._locks = locks
+        self.is_cancelled = False
+        self.took = 0.0
+        self.release: Release | None = None
+        self.is_reported = False
         self._notifier = notifier
-        self._reports = Reports(submission, run_time, locks, notifier)
-        self._telemetry = self._reports.telemetry
-        self.report_closed = self._reports.closed
         self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
-        self._asked: AnyRequest | None = None
-        self.held: HeldLock | None = None
         # Makes sure that only one thread releases the claim: the worker's thread, or the thread of
         # a shutdown that cuts the run.
         self._release_lock = threading.Lock()
         self._release_begun = False
         self._outcome: RunOutcome | None = None
-        self._release: Release | None = None
-        self._is_reported = False
+        self._is_release_reported = False
         self._reported_event: threading.Event | None = None
         self._job_finished = False
         self._cut = False
         # Only the run of a coroutine has these two attributes.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asyncio_task: ref[asyncio.Task[Any]] | None = None
+        self.renew(submission, claim_id)
 
-    def again(self, submission: Submission, claim_id: UUID) -> RunAttempt:
-        """Return a new attempt at the same run time, for a submission with the job as it is now."""
-        return RunAttempt(submission, self.run_time, claim_id, self._locks, self._notifier)
+    def renew(self, submission: Submission, claim_id: UUID) -> None:
+        """Prepare the run for a new claim, for a submission with the job as it is now."""
+        self.submission = submission
+        self.refusal: Refusal | None = None
+        self.deferred_by: Refusal | None = None
+        self._claim_id = claim_id
+        self._asked: AnyRequest | None = None
+        self._reports = Reports(submission, self.run_time, self.locks, self._notifier)
+        self._telemetry = self._reports.telemetry
+        self.report_closed = self._reports.closed
+
+    def note_decided(self) -> None:
+        """Wake the thread that waits for the decision, if one does."""
+        if self.decided is not None:
+            self.decided.set()
 
     def request(self) -> AnyRequest:
         """Return the request of the claim. Calls the trigger, which may be application code."""
         if self._asked is None:
-            self._asked = request_of(self._submission, self.run_time, self._claim_id)
+            self._asked = request_of(self.submission, self.run_time, self._claim_id)
         return self._asked
 
     def take_in(self, claimed: HeldLock | Refusal | TaskLockError | None, wanted_at: float) -> bool:
@@ -144,7 +215,7 @@ class RunAttempt:
     def report_not_claimed(self) -> None:
         """Report that the run was not claimed, because the scheduler is shut down."""
         logger.debug(
-            "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
+            "Task %r: not claimed, since the scheduler is shut down", self.submission.task_name
         )
         self._telemetry.skipped("shutdown")
 
@@ -201,7 +272,7 @@ class RunAttempt:
         assert self.held is not None
         # In the application's thread, because the SDK may send the span right where it ends.
         call_application(partial(self._telemetry.ended, RunOutcome(outcome="died")))
-        return self._locks.begin_lease_end(self.held)
+        return self.locks.begin_lease_end(self.held)
 
     def report_lease_end(self, release: Release) -> None:
         """Report the death of the worker process, or that the run's lease could not be ended.
@@ -232,7 +303,7 @@ class RunAttempt:
         """
         outcome = self._cut_short(begun=True) if cut else None
         if not self._is_first_to_release():
-            return self._release
+            return self.release
         return self._send_release(outcome or self._outcome_of(raised, in_worker))
 
     def is_cut(self, raised: BaseException | None, asyncio_task: asyncio.Task[Any] | None) -> bool:
@@ -245,8 +316,8 @@ class RunAttempt:
             return _is_closed(asyncio_task)  # closed, for example together with its event loop
         return isinstance(raised, asyncio.CancelledError) and (
             self.cancelled_on_loss
-            or self._locks.closed
-            or is_being_cancelled(if_unknown=self._submission.failover)
+            or self.locks.closed
+            or is_being_cancelled(if_unknown=self.submission.failover)
         )
 
     @property
@@ -265,14 +336,14 @@ class RunAttempt:
         aged = self._aged
         if self.lost or aged is None:
             return not self.lost
-        return self._locks.renew_now(aged) and self._aged is None
+        return self.locks.renew_now(aged) and self._aged is None
 
     async def stands_async(self) -> bool:
         """Return whether the job may begin, as :meth:`stands`, without blocking the event loop."""
         aged = self._aged
         if self.lost or aged is None:
             return not self.lost
-        return await self._locks.renew_now_async(aged) and self._aged is None
+        return await self.locks.renew_now_async(aged) and self._aged is None
 
     @property
     def _aged(self) -> HeldLock | None:
@@ -327,7 +398,7 @@ class RunAttempt:
     def _is_first_to_report(self) -> bool:
         """Return whether the caller is the first thread to report the release."""
         with self._release_lock:
-            is_first, self._is_reported = not self._is_reported, True
+            is_first, self._is_release_reported = not self._is_release_reported, True
         if self._reported_event is not None:
             self._reported_event.set()
         return is_first
@@ -338,7 +409,7 @@ class RunAttempt:
         :return: the error if the job is to run without a lock; ``None`` if it is not to run, and
             the error was reported
         """
-        if self._locks.closed:
+        if self.locks.closed:
             self._reports.not_begun()
             return None
         self._telemetry.claim_failed(self._wanted_at)
@@ -348,14 +419,14 @@ class RunAttempt:
         # - No thread can be started that would renew the lease. The granted claim is handed over.
         # - The claim could not be sent although there is no outage. Another replica may run it.
         unlocked = (
-            self._submission.run_unlocked
+            self.submission.run_unlocked
             and not self._is_extra
             and not isinstance(error, (RowLockedError, NoThreadError))
             and not self._had_no_turn(error)
         )
         if unlocked:
             return error
-        if self._submission.dead_run is not None or self._submission.failed_run is not None:
+        if self.submission.dead_run is not None or self.submission.failed_run is not None:
             self._reports.not_run_again(error)
         else:
             self._reports.failed(error, runs=False)
@@ -363,40 +434,40 @@ class RunAttempt:
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
         """Return whether the claim was not sent in time although there is no outage."""
-        return isinstance(error, NotSentError) and self._locks.outage.reason is None
+        return isinstance(error, NotSentError) and self.locks.outage.reason is None
 
     @property
     def _is_extra(self) -> bool:
         """Whether a look has submitted this run, which another replica may run."""
-        return self._submission.cause is not None or self._submission.is_standby
+        return self.submission.cause is not None or self.submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
-        if self._submission.request_id is not None:
+        if self.submission.request_id is not None:
             logger.debug(
                 "Task %r: the manual run is not begun here, because its claim was refused (%s); "
                 "the last claim is of replica %r",
-                self._submission.task_name,
+                self.submission.task_name,
                 refusal.reason,
                 refusal.holder,
             )
             return
-        if self._submission.dead_run is not None or self._submission.failed_run is not None:
+        if self.submission.dead_run is not None or self.submission.failed_run is not None:
             logger.debug(
                 "Task %r: %s is not run again here, because its claim was refused (%s); the last "
                 "claim is of replica %r",
-                self._submission.task_name,
+                self.submission.task_name,
                 self._reports.in_words,
                 refusal.reason,
                 refusal.holder,
             )
             return
-        due = self._submission.due
+        due = self.submission.due
         if due is not None:
             due.refused = refusal.reason
         if refusal.reason == "withdrawn":
             logger.debug(
                 "Task %r: not run here: another replica has claimed it, or its job was changed",
-                self._submission.task_name,
+                self.submission.task_name,
             )
             return
         assert isinstance(self._asked, ClaimRequest)
@@ -410,7 +481,7 @@ class RunAttempt:
             self._reports.refused(refusal)
 
     def _note_run_time(self, held: HeldLock) -> None:
-        submission = self._submission
+        submission = self.submission
         is_again = held.is_takeover or submission.failed_run is not None
         if not is_again or held.run_time is None:
             # Without jitter, as in the row, so that takeovers and retries have the same run time.
@@ -429,7 +500,7 @@ class RunAttempt:
         With ``cancel_on_lost``, also cancel the job.
         """
         self._reports.lost(held)
-        options = self._submission.options
+        options = self.submission.options
         if self._loop is not None and options is not None and options.cancel_on_lost:
             self._loop.call_soon_threadsafe(self._cancel)
 
@@ -447,23 +518,23 @@ class RunAttempt:
         :param exception: the exception that the job has raised; ``None``: none
         :param in_worker: the exception's traceback, as its worker process has made it
         """
-        options = self._submission.options
+        options = self.submission.options
         opens = (
             exception is not None
             and options is not None
             and options.on_failure == "release"
-            and not self._submission.is_manual  # because the row's window is that of another run
+            and not self.submission.is_manual  # because the row's window is that of another run
         )
         # Traces get the exception only if `redact` is the default, because a trace has the whole
         # traceback, which `redact` cannot change.
-        if exception is not None and self._locks.settings.redact is str:
+        if exception is not None and self.locks.settings.redact is str:
             self._telemetry.raised(exception)
         outcome = RunOutcome.of(
             exception,
             WindowAfter.OPEN if opens else WindowAfter.KEEP,
-            self._locks.settings.redact,
+            self.locks.settings.redact,
             overran=self.held is not None and self.held.seconds_left == 0,
-            tracebacks=self._locks.settings.tracebacks,
+            tracebacks=self.locks.settings.tracebacks,
             in_worker=in_worker,
         )
         outcome = replace(outcome, retry_in=self._retry_in(exception))
@@ -471,12 +542,12 @@ class RunAttempt:
 
     def _retry_in(self, exception: BaseException | None) -> float | None:
         """Return the seconds until the job is run again; ``None``: it is not."""
-        held, options = self.held, self._submission.options
+        held, options = self.held, self.submission.options
         # A mistake in a call of the library would be the same in each attempt.
         is_failure = isinstance(exception, Exception) and not isinstance(
             exception, (TaskLockGiveUp, TaskLockOptionError)
         )
-        is_scheduled = not self._submission.is_manual  # a manual run belongs to no run time
+        is_scheduled = not self.submission.is_manual  # a manual run belongs to no run time
         if not is_failure or not is_scheduled or held is None or held.lost or options is None:
             return None
         delay = options.delay_after(held.attempt)
@@ -490,16 +561,16 @@ class RunAttempt:
 
     def _with_next_run(self, outcome: RunOutcome) -> RunOutcome:
         """Add the task's next due time to an outcome, unless the row's due time is still right."""
-        if self._submission.due is not None or self._submission.is_stored:
+        if self.submission.due is not None or self.submission.is_stored:
             # If the stored job came due during the run, it could not be claimed before this
             # release. So the row gets the time of this release as the due time.
             return replace(outcome, next_in=0.0)
-        if self._submission.is_manual:
+        if self.submission.is_manual:
             if outcome.outcome != "ok":
                 return outcome
         elif self._is_before_next_run():
             return outcome
-        next_in, is_last = self._submission.next_from(self.run_time, time.time())
+        next_in, is_last = self.submission.next_from(self.run_time, time.time())
         return replace(outcome, next_in=next_in, is_last=is_last)
 
     def _is_before_next_run(self) -> bool:
@@ -519,7 +590,7 @@ class RunAttempt:
         if self.held is not None:
             self._cut = True
             self.held.cut()
-        again = self._submission.failover or not begun
+        again = self.submission.failover or not begun
         window = WindowAfter.HAND_OVER if again else WindowAfter.KEEP
         if not begun:
             return RunOutcome(window)
@@ -540,14 +611,14 @@ class RunAttempt:
     def _send_release(self, outcome: RunOutcome) -> Release:
         assert self.held is not None
         self._outcome = outcome
-        self._release = self._locks.begin_release(self.held, outcome, self._report_late)
-        return self._release
+        self.release = self.locks.begin_release(self.held, outcome, self._report_late)
+        return self.release
 
     def _report_late(self, release: Release, answer: ReleaseAnswer | None) -> None:
         """Report a release that has arrived after it was reported as failed."""
         assert self.held is not None
         assert self._outcome is not None
-        released = self._locks.made_of(self.held, release, answer)
+        released = self.locks.made_of(self.held, release, answer)
         if released is not None:
             call_application(partial(self._reports.released, self.held, released, self._outcome))
 
@@ -559,12 +630,12 @@ class RunAttempt:
 
         :param seconds: limits the wait
         """
-        if self._release is not None:
-            self.report_release(self._release, seconds)
+        if self.release is not None:
+            self.report_release(self.release, seconds)
             return
         with self._release_lock:
             event = self._reported_event = self._reported_event or threading.Event()
-            if self._is_reported:
+            if self._is_release_reported:
                 return
         event.wait(seconds)
 
@@ -575,7 +646,7 @@ class RunAttempt:
         """
         assert self.held is not None
         try:
-            released = self._locks.released(self.held, release, seconds)
+            released = self.locks.released(self.held, release, seconds)
         except TaskLockError as error:
             self._report_failure(error)
         else:
