@@ -418,6 +418,7 @@ ROWS: dict[str, dict[str, str]] = {
     "failing, barely late": {**FAILING, **BARELY_LATE},
     "failing, cancelled": {**CUT, **FAILING, "last_outcome": "'cancelled'"},
     "failing, paused": {**FAILING, **PAUSED},
+    "failing, running, paused": {**FAILING, **RUNNING, **PAUSED},
     "retrying": RETRYING,
     "cut": CUT,
     "just cut": {**CUT, "finished_at": "now() - interval '40 s'"},
@@ -535,6 +536,7 @@ READ: dict[str, dict[str, Any]] = {
         "cut_for": None,
     },
     "failing, paused": {**_HAS_FAILED, **_IS_PAUSED},
+    "failing, running, paused": {**_HAS_FAILED, **_RUNS, **_HAS_PAUSE, **_HAS_NO_NEXT},
     "retrying": {
         **_HAS_FAILED,
         "state": TaskState.RETRYING,

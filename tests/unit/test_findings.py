@@ -74,6 +74,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
         ("unreadable", ("unreadable", "warning", "schedule", None)),
         ("overdue, paused", None),
         ("failing, paused", None),
+        ("failing, running, paused", None),
         ("too long, paused", ("too long", "critical", "for 60 s on one", seconds(-60))),
     ],
 )
