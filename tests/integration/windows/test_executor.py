@@ -954,8 +954,13 @@ class TestUnavailableDatabase:
     ) -> None:
         """Who has locked it may be running the task: ``on_database_error="run"`` does not hold."""
         known_task("job")
-        # For longer than the slow machine stops.
-        replica = make_replica(claim_timeout=6, on_database_error="run")
+        # For longer than the slow machine stops. Opening a connection may take as long there.
+        replica = make_replica(
+            claim_timeout=6, on_database_error="run", timings=Timings(longest_answer=60.0)
+        )
+        replica.run_once(lambda: None, job_id="before")
+        replica.one(EVENT_JOB_EXECUTED, "before")
+        replica.idle()
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             replica.run_once(lambda: None)
