@@ -607,13 +607,15 @@ class ExecutorRuns:
         due = run.submission.due
         if due is not None and outcome is ClaimOutcome.FAILED:
             due.refused = FAILED
-        if run.follower is not None and run.follower.refusal is not None:
-            run.report_run_by_another(run.follower.refusal)
-        elif run.deferred_by is not None:
-            run.report_refused(run.deferred_by)
-            reason = missed_runs.still_running(run.deferred_by)
-            self._note_missed(run, MissCause.RUNNING, reason)
-        self._note_over(run)
+        try:
+            if run.follower is not None and run.follower.refusal is not None:
+                run.report_run_by_another(run.follower.refusal)
+            elif run.deferred_by is not None:
+                run.report_refused(run.deferred_by)
+                reason = missed_runs.still_running(run.deferred_by)
+                self._note_missed(run, MissCause.RUNNING, reason)
+        finally:
+            self._note_over(run)
 
     def _note_missed(self, run: ExecutorRun, cause: MissCause, reason: str) -> None:
         """Note that this replica has missed a run time.
@@ -677,17 +679,19 @@ class ExecutorRuns:
 
     def withdraw(self, run: ExecutorRun) -> None:
         """End a run that has not begun, and hand over its window if it was granted."""
-        if run.held is not None:
-            run.report_not_begun()
-            self._hand_over(run)
-        elif run.deferred_by is not None:
-            run.report_refused(run.deferred_by)
-        elif run.follower is None or run.claim is not None:
-            # A run that a follower has never asked for is left out, because the leader runs it.
-            run.report_not_claimed()
-        if run.claim is not None and run.held is None:
-            run.locks.withdraw(run.claim)
-        self._note_over(run)
+        try:
+            if run.held is not None:
+                self._hand_over(run)
+                run.report_not_begun()
+            elif run.deferred_by is not None:
+                run.report_refused(run.deferred_by)
+            elif run.follower is None or run.claim is not None:
+                # A run that a follower has never asked for is left out, because the leader runs it.
+                run.report_not_claimed()
+            if run.claim is not None and run.held is None:
+                run.locks.withdraw(run.claim)
+        finally:
+            self._note_over(run)
 
     def look(self) -> float:
         """Hand over the runs that have not begun although their maximum lock is about to end.
@@ -779,6 +783,7 @@ class ExecutorRuns:
     def _note_over(self, run: ExecutorRun) -> None:
         """Note that a run is over. With the last run, its submission is over, too."""
         run.note_decided()
+        run.follower = None  # which refers to the run
         self._parts.deferred.take(run)
         if run.following is None:
             self._parts.note_over(run.submission)
@@ -954,14 +959,14 @@ def _is_wanted(run: ExecutorRun) -> bool:
 
 def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
     """Return a run's claim, or why there is none: it is refused, or cannot be made."""
-    if not _is_wanted(run):
-        return ClaimOutcome.REFUSED
-    failure = run.failure or _why_not_claimed(run)
-    if failure is not None:
-        return failure
     try:
+        if not _is_wanted(run):
+            return ClaimOutcome.REFUSED
+        failure = run.failure or _why_not_claimed(run)
+        if failure is not None:
+            return failure
         run.claim = run.claim or run.locks.attempt(run.request())
-    except TaskLockError as error:
+        run.claim.report_closed = run.report_closed
+    except Exception as error:  # noqa: BLE001  # such as that the client is closed
         return error
-    run.claim.report_closed = run.report_closed
     return run.claim

@@ -156,7 +156,7 @@ class RunQueue:
         """Take the outcome of the claim of a run that was asked for."""
         self._asked.discard(run)
         self._outcomes.add(outcome)
-        run.in_doubt = outcome is ClaimOutcome.UNANSWERED
+        run.is_unanswered = outcome is ClaimOutcome.UNANSWERED
         if outcome is ClaimOutcome.GRANTED:
             self._granted.append(run)
         elif outcome in (ClaimOutcome.REFUSED, ClaimOutcome.FAILED):
@@ -243,6 +243,8 @@ class RunQueue:
         :param outcomes: the outcomes of the last asks, of all kinds of runs together
         """
         if ClaimOutcome.UNANSWERED in outcomes:
+            # So that what is still to be asked for does not wait until these claims have failed.
+            self._growth = max(1, self._growth)
             pause = LOCKED_BACKOFF[min(self._unanswered, len(LOCKED_BACKOFF) - 1)]
             self._no_ask_before = now + self._jitter(pause)
             self._unanswered += 1
@@ -312,13 +314,14 @@ class RunQueue:
             for run in others
             if not (run.is_held or deferred) or not self._is_held(run, deferred.get(run.job, ()))
         ]
-        # Runs in doubt count toward the limit only of an ask that has them. So no other run is
-        # asked for before all of them are asked for again.
-        if self._unanswered and any(run.in_doubt for run in (*first, *others)):
-            first, others = _only_in_doubt(first), _only_in_doubt(others)
         # Takeovers and manual runs go first. If other runs are ready too, takeovers and manual runs
-        # get at most half of the free workers, but at least one. The other runs get the rest.
-        share = max(1.0, free // 2) if first and others else free
+        # get at most half of the free workers, but at least one. The other runs get the rest. Runs
+        # without an answer may be granted, and count toward the limit only of an ask that has them.
+        # So each of them gets a worker before any run that was not asked for.
+        unanswered, of_others = _unanswered_first(first), _unanswered_first(others)
+        share = free
+        if first and others and free < inf:
+            share = max(unanswered, min(max(1.0, free // 2), free - of_others))
         taken = self._deal_to(first, min(free, share), now)
         self._deal_to(others, free - taken, now)
         for ask in self._todo.asks:
@@ -421,20 +424,20 @@ class _Asking:
         self._tasks: set[str] = set()
 
     def has_room_for(self, run: QueuedRun) -> bool:
-        """Return whether the asks have room for a run. They have room for all runs in doubt."""
-        return self._size > 0 and (run.in_doubt or len(self._tasks) < self._size)
+        """Return whether the asks have room for a run. All runs without an answer have room."""
+        return self._size > 0 and (run.is_unanswered or len(self._tasks) < self._size)
 
     def add(self, run: QueuedRun, *, has_worker: bool) -> bool:
         """Add a run, unless the asks have no room, or have another run of its task.
 
-        Of the runs whose claims have no limit, each is granted that can be. So such a run is added
-        only if it has a worker, or may have been granted.
+        A claim of a kind without a limit is granted if it can be. So such a run is added only if it
+        has a worker, or if it may be granted already.
 
         :param has_worker: whether a worker is free for the run
         :return: whether the run reserves a worker
         """
         if self._has_limit and not has_worker and not run.kind.has_limit:
-            has_worker = run.in_doubt
+            has_worker = run.is_unanswered
             if not has_worker:
                 return False
         if run.task_name in self._tasks or not self.has_room_for(run):
@@ -455,9 +458,12 @@ class _Asking:
         return asks
 
 
-def _only_in_doubt(runs: Sequence[QueuedRun]) -> list[QueuedRun]:
-    """Return the runs in doubt, followed by those that need no claim."""
-    return [run for run in runs if run.in_doubt] + [run for run in runs if not run.claims]
+def _unanswered_first(runs: list[QueuedRun]) -> int:
+    """Put the runs whose last claim had no answer first; return how many there are."""
+    count = sum([run.is_unanswered for run in runs])
+    if count:
+        runs.sort(key=lambda run: not run.is_unanswered)
+    return count
 
 
 def _place(run: QueuedRun) -> tuple[float, int]:

@@ -87,7 +87,7 @@ class QueuedRun:
     :ivar number: orders runs with the same ``came``. All runs of a submission have one number.
     :ivar not_before: the run is not claimed before this time, because its task's row was locked
     :ivar locked: how many claims of the run have found the task's row locked
-    :ivar in_doubt: whether the run may be granted, because its last claim had no answer
+    :ivar is_unanswered: whether the run's last claim had no answer, so that it may be granted
     :ivar deferred_at: when the state of the run became ``DEFERRED``
     :ivar looked_at: for a deferred run, when the last look began that has read its task's row
     :ivar is_held: whether the run is not claimed until a look has read the row of an earlier,
@@ -120,7 +120,7 @@ class QueuedRun:
     number: int = 0
     not_before: float = -inf
     locked: int = 0
-    in_doubt: bool = False
+    is_unanswered: bool = False
     deferred_at: float = 0.0
     looked_at: float = -inf
     is_held: bool = False

@@ -140,19 +140,23 @@ def authorize():
 mount_dashboard(app, "/ops/tasklock", authorize=authorize)
 """
 
-IN_FLASK = """
-import dataclasses, json, sys
+# No machine is so slow that an answer takes longer.
+WITH_PATIENCE = """
+import dataclasses
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.dashboard import app as pages
-from app import app
-# No machine is so slow that an answer takes longer.
 TaskLocks.timings = dataclasses.replace(TaskLocks.timings, longest_answer=60.0)
 pages.TIMEOUT = 60.0
+"""
+
+IN_FLASK = f"""{WITH_PATIENCE}
+import json, sys
+from app import app
 answers = []
 for name, method, path, data, headers in json.loads(sys.argv[1]):
     client = app.test_client()
     if name:
-        client.get(f"/login/{name}")
+        client.get("/login/" + name)
     data = "a" * data if isinstance(data, int) else data
     answer = getattr(client, method)(path, data=data, headers=headers)
     answers.append([answer.status_code, dict(answer.headers), answer.get_data(as_text=True)])
@@ -207,7 +211,7 @@ def test_flask_asks_authorize_in_the_context_of_the_request(
     assert found == ("ann",)
 
 
-IN_CHILD = """
+IN_CHILD = f"""{WITH_PATIENCE}
 import os
 from app import app
 path = "/ops/tasklock/tasks"

@@ -191,9 +191,10 @@ def waiting_in(thread: ReplicaThread) -> int:
 def fail_once_while_runs_are(doing: str, executor: Any) -> None:
     """Let the thread of a started executor fail once while it asks for runs, or gives one.
 
-    :param doing: ``"asked for"`` or ``"given"``
+    :param doing: ``"claimed"``, ``"asked for"`` or ``"given"``
     """
     owner, name = {
+        "claimed": (executor.locks, "attempt"),
         "asked for": (executor.locks, "begin_claims"),
         "given": (executor._runs, "_begin_to_give"),
     }[doing]
@@ -206,6 +207,12 @@ def fail_once_while_runs_are(doing: str, executor: Any) -> None:
         return works(*arguments)
 
     setattr(owner, name, fail_once)
+
+
+def fail_to_report_waiting_runs(executor: Any) -> None:
+    """Let the reports of the runs fail that wait in a started executor."""
+    for run in executor._runs._functions.runs._waiting:
+        run._telemetry = Mock(skipped=Mock(side_effect=LookupError))
 
 
 def fail_to_measure(run: ExecutorRun) -> None:

@@ -205,7 +205,7 @@ class TestAsking:
             assert asked(step) == [(["a"], 1)]
         assert pauses == [0.01, 0.02, 0.04, 0.08]
 
-    def test_claims_without_an_answer_are_asked_for_again_before_any_other(self) -> None:
+    def test_claims_without_an_answer_are_asked_for_again_together_and_first(self) -> None:
         """They may be granted, and the limit of an ask counts those that it has."""
         steps = Steps(workers=4)
         step = steps.step(came=runs(4))
@@ -216,9 +216,9 @@ class TestAsking:
         assert steps.step(came=[unlocked]).given == [unlocked]
         steps.step(begun=[unlocked])
         steps.now = step.wakes_at
-        assert asked(steps.step()) == [(names(runs(4)), 3)]
+        assert asked(steps.step()) == [([*names(runs(4)), "later"], 3)]
 
-    def test_a_manual_run_waits_until_those_in_doubt_are_asked_for_again(self) -> None:
+    def test_a_manual_run_gets_no_worker_of_a_run_without_an_answer(self) -> None:
         """Else two workers could have three locks."""
         steps, manual = Steps(workers=2), run_of("manual", kind=RunKind.MANUAL)
         step = steps.answer(steps.step(came=runs(2)), lambda _run: ClaimOutcome.UNANSWERED)
@@ -227,7 +227,36 @@ class TestAsking:
         assert asked(step) == [(names(runs(2)), 2)]
         assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["manual"], 1)]
 
-    def test_all_manual_runs_in_doubt_are_asked_for_again_before_any_other_run(self) -> None:
+    def test_other_runs_are_asked_for_beside_one_without_an_answer(self) -> None:
+        """Else they would wait for workers that are free, until that claim has failed."""
+        steps = Steps(workers=4)
+        step = steps.answer(steps.step(came=runs(1)), lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now = step.wakes_at
+        more = [run_of("manual", kind=RunKind.MANUAL), run_of("scheduled", 50.0)]
+        step = steps.step(came=more)
+        assert asked(step) == [(["manual"], 1), (["task 000", "scheduled"], 2)]
+
+    def test_an_answer_to_one_ask_does_not_end_the_doubt_of_another(self) -> None:
+        steps = Steps(workers=2)
+        manual, scheduled = run_of("manual", kind=RunKind.MANUAL), run_of("scheduled")
+        step = steps.step(came=[manual, scheduled])
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now, steps.workers = step.wakes_at, 1
+        step = steps.step()
+        assert asked(step) == [(["manual"], 1)]
+        steps.step(came=[run_of("second", kind=RunKind.MANUAL)])
+        assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["scheduled"], 1)]
+
+    def test_a_takeover_without_an_answer_keeps_its_worker_beside_many_without_one(self) -> None:
+        steps = Steps(workers=2, in_a_fleet=True)
+        step = steps.step(came=[*runs(4), run_of("dead", kind=RunKind.TAKEOVER)])
+        first = asked(step)
+        assert first == [(["dead"], 1), (names(runs(4)), 1)]
+        step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)
+        steps.now = step.wakes_at
+        assert asked(steps.step()) == first
+
+    def test_all_manual_runs_without_an_answer_are_asked_for_before_any_other_run(self) -> None:
         """Else two workers could have three locks."""
         steps = Steps(workers=2)
         manual = [run_of(name, kind=RunKind.MANUAL) for name in ("first", "second")]
@@ -244,7 +273,7 @@ class TestAsking:
             (["scheduled"], 1),
         ]
 
-    def test_all_runs_in_doubt_are_asked_for_again_with_fewer_workers(self) -> None:
+    def test_all_runs_without_an_answer_are_asked_for_again_with_fewer_workers(self) -> None:
         """Those that no ask has count toward no limit."""
         steps = Steps(workers=8, in_a_fleet=True)
         step = steps.step(came=runs(32))
@@ -254,7 +283,9 @@ class TestAsking:
         steps.workers = 1
         assert asked(steps.step()) == [(names(runs(32)), 1)]
 
-    def test_manual_runs_in_doubt_are_asked_for_again_together_if_workers_have_gone(self) -> None:
+    def test_manual_runs_without_an_answer_are_asked_for_together_if_workers_have_gone(
+        self,
+    ) -> None:
         steps = Steps(workers=2)
         step = steps.step(came=[run_of(name, kind=RunKind.MANUAL) for name in "ab"])
         step = steps.answer(step, lambda _run: ClaimOutcome.UNANSWERED)

@@ -13,9 +13,14 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED
 from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
 
-from apscheduler_tasklock import TaskLockExecutor
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLockExecutor
 from tests.support.hosts import AsyncIO, Host
-from tests.support.internals import fail_once_while_runs_are
+from tests.support.internals import (
+    fail_once_while_runs_are,
+    fail_to_report_waiting_runs,
+    instances,
+    wait_until_decided,
+)
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -142,8 +147,12 @@ def of_others(replica: Replica, code: int) -> int:
 
 @pytest.mark.parametrize(
     ("fails", "told"),
-    [("asked for", "Error running job first"), ("given", "Error submitting job")],
-    ids=["asking", "giving"],
+    [
+        ("claimed", "Error running job first"),
+        ("asked for", "Error running job first"),
+        ("given", "Error submitting job"),
+    ],
+    ids=["claiming", "asking", "giving"],
 )
 def test_an_error_as_a_run_is_asked_for_or_given_costs_no_later_run(
     make_replica_in_memory: Callable[..., Replica],
@@ -159,4 +168,22 @@ def test_an_error_as_a_run_is_asked_for_or_given_costs_no_later_run(
     eventually(lambda: told in caplog.text)
     replica.run_once(ran.append, job_id="second", args=["second"])
     eventually(lambda: "second" in ran)
+    replica.idle()
+
+
+def test_an_error_as_a_run_is_withdrawn_leaves_no_instance(
+    make_replica_in_memory: Callable[..., Replica], caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+    replica = make_replica_in_memory(max_workers=1)
+    replica.run_once(lambda: goes_on.wait(60), job_id="first")
+    eventually(lambda: replica.codes("first").count(EVENT_TASK_LOCK_GRANTED))
+    replica.run_once(lambda: None, job_id="second")
+    eventually(lambda: instances(replica.executor).get("second"))
+    wait_until_decided(replica.executor)
+    fail_to_report_waiting_runs(replica.executor)
+    replica.scheduler.shutdown(wait=False)
+    eventually(lambda: "The task lock's thread failed, and goes on" in caplog.text)
+    eventually(lambda: not instances(replica.executor).get("second"))
+    goes_on.set()
     replica.idle()

@@ -207,6 +207,8 @@ def test_a_lost_answer_is_asked_for_again(
     fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
     told = asking.ask(most=2)
     assert fault.met.is_set()
+    while ClaimOutcome.UNANSWERED in told.values():  # on a machine that stops for seconds
+        told = asking.ask(most=2)
     assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": ClaimOutcome.BEYOND}
 
 
