@@ -1393,7 +1393,10 @@ class TestRunsWhereItCan:
             for name in ("options", "arguments"):
                 assert row[name] == before[name], value
             assert row["trigger"]["length"] == before["trigger"]["length"], value
-            assert row["next_run_time"] == before["next_run_time"], value
+            # Not postponed. It is earlier if the machine stood still as the job was added first,
+            # because the time of the answer counts for the database's time.
+            brought_forward = before["next_run_time"] - row["next_run_time"]
+            assert timedelta() <= brought_forward < timedelta(minutes=5), value
             replica.scheduler.modify_job(job_id, next_run_time=now())
             replica.runs(job_id)
 
