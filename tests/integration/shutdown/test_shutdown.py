@@ -167,13 +167,18 @@ def test_a_run_that_needs_no_lock_reaches_the_executor_before_a_shutdown_does(
 
 
 class HangingPool(PoolExecutor):
-    """An executor that takes no job until it may go on."""
+    """An executor that takes no job until it may go on.
+
+    :ivar is_given: set when it is given a job
+    """
 
     def __init__(self, go_on: threading.Event) -> None:
         super().__init__(2)
         self._go_on = go_on
+        self.is_given = threading.Event()
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        self.is_given.set()
         self._go_on.wait(60)
         super()._do_submit_job(job, run_times)
 
@@ -181,7 +186,8 @@ class HangingPool(PoolExecutor):
 def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_over(
     make_replica: MakeReplica, database_url: str, connection: Connection, go_on: threading.Event
 ) -> None:
-    replica = make_replica(database_url, HangingPool(go_on))
+    pool = HangingPool(go_on)
+    replica = make_replica(database_url, pool)
     both: list[str] = []
     replica.scheduler.add_listener(lambda event: both.append(event.job_id), EVENT_JOB_SUBMITTED)
     # The replica's thread waits until both are submitted, so that one ask has both.
@@ -196,6 +202,7 @@ def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_o
     for name in ("first", "second"):
         run_now(replica.scheduler, name, print, "default")
     eventually(lambda: unreleased(connection) == ["first", "second"])
+    assert pool.is_given.wait(60)
     replica.scheduler.shutdown(wait=False)
     assert len(unreleased(connection)) == 1
 
