@@ -41,15 +41,12 @@ class Carrier:
         self.refused: list[str] = []
         self.withdrawn: list[str] = []
         self.threads: set[str] = set()
-        self.fails: BaseException | None = None
+        self.fails: BaseException | None = None  # the next step
         self.sends: Callable[[], object] = lambda: None  # called when a run is asked for
 
     def ask(self, ask: Ask) -> None:
         self.threads.add(threading.current_thread().name)
         self.runs += ask.runs
-        failure, self.fails = self.fails, None
-        if failure is not None:
-            raise failure
         self.sends()
         self.asked += [run.task_name for run in ask.runs]
 
@@ -68,6 +65,9 @@ class Carrier:
         self.withdrawn.append(run.task_name)
 
     def look(self) -> float:
+        failure, self.fails = self.fails, None
+        if failure is not None:
+            raise failure
         return inf
 
 
