@@ -205,6 +205,11 @@ class TestAsking:
             assert asked(step) == [(["a"], 1)]
         assert pauses == [0.01, 0.02, 0.04, 0.08]
 
+    def test_without_a_limit_of_workers_all_manual_runs_are_asked_for_beside_others(self) -> None:
+        manual = [run_of(name, kind=RunKind.MANUAL) for name in "ab"]
+        step = Steps(workers=None).step(came=[*manual, run_of("c")])
+        assert asked(step) == [(["a", "b"], None), (["c"], None)]
+
     def test_claims_without_an_answer_are_asked_for_again_together_and_first(self) -> None:
         """They may be granted, and the limit of an ask counts those that it has."""
         steps = Steps(workers=4)
