@@ -42,8 +42,12 @@ def instances_lock(executor: Any) -> threading.RLock:
 
 def deferred_run_times(executor: Any) -> list[Any]:
     """Return the run times that an executor defers because another run is in their way."""
-    runs = [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
-    return [run.run_time for run in runs]
+    return [run.run_time for run in deferred_runs(executor)]
+
+
+def deferred_runs(executor: Any) -> list[Any]:
+    """Return the runs that an executor defers."""
+    return [run for by_run in list(executor._deferred._by_task.values()) for run in list(by_run)]
 
 
 def missed_tasks(executor: Any) -> set[str]:

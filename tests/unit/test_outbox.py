@@ -35,6 +35,7 @@ class Ends(Deadline):
     """When nothing is waited for any more."""
 
     over_at = inf  # type: ignore[assignment]  # the test sets it
+    stopped = False  # type: ignore[assignment]  # the test sets it
 
     def __init__(self, over_at: float) -> None:
         super().__init__(None)
@@ -294,6 +295,16 @@ class TestAfterAStop:
         wanted = claim("a")
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch, error, stopped=True)
         assert [request for request, _ in step.done] == [wanted]
+
+    def test_only_the_claims_of_the_client_that_has_stopped_are_not_sent_again(
+        self, side: Outbox
+    ) -> None:
+        """Such as those of one of a scheduler's two executors."""
+        stopped, goes_on = claim("a"), claim("b")
+        stopped.ends.stopped = True
+        step = fail(side, 0.0, side.step(0.0, [stopped, goes_on]).batch)
+        assert [request for request, _ in step.done] == [stopped]
+        assert [request for request, _ in step.failed] == [goes_on]
 
     def test_a_claim_that_waits_after_a_failure_ends(self, side: Outbox) -> None:
         wanted = claim("a")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
@@ -22,7 +24,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
-from tests.support.internals import deferred_run_times
+from tests.support.internals import deferred_run_times, deferred_runs
 from tests.support.outages import Job, refuse, restore
 from tests.support.polling import eventually
 from tests.support.postgres import Server
@@ -142,6 +144,20 @@ def test_one_replica_leads_and_the_others_ask_for_nothing_that_was_run(
         # On a slow machine the leader's run may not be released yet.
         assert follower.reasons() in (["window"], ["running"])
         assert follower.claims == 0
+
+
+def test_a_run_that_a_follower_has_left_to_the_leader_needs_no_garbage_collector(
+    make_fleet: MakeFleet,
+) -> None:
+    fleet = make_fleet(2, timings=Timings(head_start=4.0, recovery_grace=0.2))
+    follower = fleet[1].replica
+    gc.disable()
+    try:
+        add_to_all(fleet, print)
+        kept = eventually(lambda: [weakref.ref(run) for run in deferred_runs(follower.executor)])
+        eventually(lambda: not any(run() for run in kept))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.nightly
