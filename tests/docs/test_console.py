@@ -226,7 +226,14 @@ def test_what_the_pages_show_of_a_task_is_printed(
     scheduler = BackgroundScheduler(timezone="UTC")
     scheduler.add_executor(TaskLockExecutor(database_url, replica_id="web-1", tracebacks=True))
     soon = datetime.now(timezone.utc)
-    scheduler.add_job(fail, "interval", minutes=1, id="nightly-report", next_run_time=soon)
+    scheduler.add_job(
+        fail,
+        "interval",
+        minutes=1,
+        id="nightly-report",
+        next_run_time=soon,
+        misfire_grace_time=None,
+    )
     run = Command(database_url, capsys)
     scheduler.start()
     try:

@@ -590,6 +590,7 @@ class TestRuns:
                     args=[key],
                     id=key,
                     kwargs={"task_lock": {"name": key, "max_lock": 2}},
+                    misfire_grace_time=None,
                 )
                 block_the_event_loop(executor)
                 while not ran[key]:
@@ -623,7 +624,13 @@ class TestRuns:
 
         def add(scheduler: Any) -> None:
             for number in range(count):
-                scheduler.add_job(note_on_the_loop, "date", id=f"{key}-{number}", args=[key])
+                scheduler.add_job(
+                    note_on_the_loop,
+                    "date",
+                    id=f"{key}-{number}",
+                    args=[key],
+                    misfire_grace_time=None,
+                )
 
         async def run() -> None:
             scheduler = AsyncIOScheduler(
@@ -1710,7 +1717,7 @@ class TestLimits:
         )
         if not before:
             scheduler.start(paused=True)
-        scheduler.add_job(note, "date", args=[key], id=key)
+        scheduler.add_job(note, "date", args=[key], id=key, misfire_grace_time=None)
         if before:
             scheduler.start(paused=True)
         eventually(lambda: ran[key])
@@ -1825,7 +1832,9 @@ class TestLimits:
         )
         scheduler.start()
         try:
-            scheduler.add_job(note, "date", run_date=now(), args=[key], id=key)
+            scheduler.add_job(
+                note, "date", run_date=now(), args=[key], id=key, misfire_grace_time=None
+            )
             eventually(lambda: ran[key])
         finally:
             scheduler.shutdown()
@@ -2466,7 +2475,7 @@ def test_a_replica_whose_event_loop_was_closed_takes_no_more_jobs_and_says_so_on
 
     async def start() -> None:
         scheduler.start()
-        scheduler.add_job(note, "date", args=[f"{key}-0"], id=f"{key}-0")
+        scheduler.add_job(note, "date", args=[f"{key}-0"], id=f"{key}-0", misfire_grace_time=None)
         while not ran[f"{key}-0"]:
             await asyncio.sleep(0.01)
 
