@@ -45,10 +45,8 @@ def _sent_once(original: Callable[..., None], made: Any, *arguments: Any, **opti
     made.tried_until = -inf
 
 
-def _asked_once(original: Callable[..., Any], client: Any, *arguments: Any) -> Any:
-    asked = original(client, *arguments)
-    asked.tried_until = -inf
-    return asked
+def _tried_once(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return {**original(*arguments, **options), "tried_until": -inf}
 
 
 def _refused_is_refused(
@@ -112,7 +110,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim is sent once": (
         "windows",
-        lambda: replaced((LockClient, "_asked", _method(_asked_once, LockClient, "_asked"))),
+        lambda: replaced((LockClient, "_times", _method(_tried_once, LockClient, "_times"))),
     ),
     "a release is sent once": (
         "hold",

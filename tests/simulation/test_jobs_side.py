@@ -133,7 +133,7 @@ def test_a_run_time_is_run_although_the_run_before_it_was_released_later() -> No
     assert second.begun - BEGIN > 25.0
 
 
-@pytest.mark.nightly  # a test of the tests
+@pytest.mark.simulate
 @pytest.mark.parametrize("mistake", QUEUE_MUTATIONS)
 def test_a_mistake_in_the_queue_is_found(mistake: str) -> None:
     where, mutated = QUEUE_MUTATIONS[mistake]

@@ -10,7 +10,7 @@ from tests.support.leader_mutations import LEADER_MUTATIONS
 pytestmark = pytest.mark.usefixtures("simulation")
 
 
-@pytest.mark.nightly  # a test of the tests
+@pytest.mark.simulate
 @pytest.mark.parametrize("mistake", LEADER_MUTATIONS)
 def test_a_mistake_in_leader_mode_is_found(mistake: str) -> None:
     where, mutated = LEADER_MUTATIONS[mistake]

@@ -98,7 +98,7 @@ def test_a_retry_whose_lease_is_over_when_its_answer_comes_gets_a_new_one() -> N
     assert not story.found, story
 
 
-@pytest.mark.nightly  # a test of the tests
+@pytest.mark.simulate
 @pytest.mark.parametrize("mistake", RETRY_MUTATIONS)
 def test_a_mistake_in_retries_is_found(mistake: str) -> None:
     where, mutated = RETRY_MUTATIONS[mistake]

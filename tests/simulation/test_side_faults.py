@@ -166,7 +166,7 @@ def test_a_pair_of_faults_that_went_wrong_keeps_what_is_promised(pair: str) -> N
     assert not story.found, story
 
 
-@pytest.mark.nightly  # a test of the tests
+@pytest.mark.simulate
 @pytest.mark.parametrize("mistake", MUTATIONS)
 def test_a_mistake_in_the_side_is_found(mistake: str) -> None:
     first, mutated = MUTATIONS[mistake]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
@@ -13,7 +13,7 @@ from apscheduler_tasklock._runs.queue import RunQueue, _Asking, _place
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State, Token
 from apscheduler_tasklock._runs.workers import WorkerModel
 from tests.simulation.mutations import _method
-from tests.simulation.world import CLOCK, replaced
+from tests.simulation.world import replaced
 from tests.support.waist import ClaimOutcome
 
 Mutated = AbstractContextManager[None]
@@ -58,13 +58,13 @@ def _of_any_task(
     return original(asking, run, **options)
 
 
-def _not_paused(original: Callable[..., None], runs: Any, *arguments: Any) -> None:
+def _not_paused(original: Callable[..., None], runs: Any, now: float, free: float) -> None:
     """Let a run of a task overtake another one whose row was locked."""
     before = [(run, run.not_before) for run in runs._waiting]
     for run, _ in before:
-        if run.not_before > arguments[1]:
+        if run.not_before > now:
             run.not_before, run.state = -inf, State.OVER
-    original(runs, *arguments)
+    original(runs, now, free)
     for run, not_before in before:
         if run.state is State.OVER and run.not_before == -inf < not_before:
             run.not_before, run.state = not_before, State.WAITING
@@ -83,15 +83,13 @@ def _as_it_came(
     return run.came
 
 
-def _not_withdrawn(_original: Callable[..., None], runs: Any, step: Any) -> None:
-    runs._deal(step, CLOCK.world.now)
+def _not_withdrawn(_original: Callable[..., None], runs: Any, now: float) -> None:
+    runs._deal(now, runs._workers.free)
 
 
-def _given_though_stopped(
-    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
-) -> None:
+def _given_though_stopped(original: Callable[..., None], runs: Any, now: float) -> None:
     stopped, runs._stopped = runs._stopped, False
-    original(runs, step, now, answers)
+    original(runs, now)
     runs._stopped = stopped
 
 
@@ -100,30 +98,20 @@ def _deferred_for_ever(_original: Callable[..., None], *_: Any) -> None:
 
 
 def _refused_if_locked(
-    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
+    original: Callable[..., None], runs: Any, run: QueuedRun, outcome: ClaimOutcome, now: float
 ) -> None:
-    changed = [
-        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.LOCKED else outcome)
-        for run, outcome in answers
-    ]
-    original(runs, step, now, changed)
+    original(runs, run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.LOCKED else outcome, now)
 
 
 def _refused_if_beyond(
-    original: Callable[..., None], runs: Any, step: Any, now: float, answers: Sequence[Any]
+    original: Callable[..., None], runs: Any, run: QueuedRun, outcome: ClaimOutcome, now: float
 ) -> None:
-    changed = [
-        (run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.BEYOND else outcome)
-        for run, outcome in answers
-    ]
-    original(runs, step, now, changed)
+    original(runs, run, ClaimOutcome.REFUSED if outcome is ClaimOutcome.BEYOND else outcome, now)
 
 
-def _taken_for_good(_original: Callable[..., None], runs: Any, run: QueuedRun, took: float) -> None:
-    runs._unbegun.discard(run)
-    at = runs._workers.leave(run, took)
+def _taken_for_good(original: Callable[..., None], runs: Any, run: QueuedRun, now: float) -> None:
+    original(runs, run, now)
     runs._workers.given.add(run)
-    runs._end(run, at)
 
 
 def _missed_has_a_worker(original: Callable[..., None], workers: Any, run: QueuedRun) -> None:
@@ -166,11 +154,11 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "a locked row is a refusal": (
         "jobs",
-        _mutated(_refused_if_locked, RunQueue, "_take_answers"),
+        _mutated(_refused_if_locked, RunQueue, "answered"),
     ),
     "what is beyond the limit is refused": (
         "full",
-        _mutated(_refused_if_beyond, RunQueue, "_take_answers"),
+        _mutated(_refused_if_beyond, RunQueue, "answered"),
     ),
     "lateness is waiting by a stopwatch": (
         "stall",
@@ -194,15 +182,15 @@ QUEUE_MUTATIONS: dict[str, tuple[str, Callable[[], Mutated]]] = {
     ),
     "what is granted after the stop is begun": (
         "the queue stops",
-        _mutated(_given_though_stopped, RunQueue, "_take_answers"),
+        _mutated(_given_though_stopped, RunQueue, "_deal_with_granted"),
     ),
     "a deferred run is not asked for again": (
         "backlogs",
-        _mutated(_deferred_for_ever, RunQueue, "_decide_deferred"),
+        _mutated(_deferred_for_ever, RunQueue, "found"),
     ),
     "a worker is busy for good after a run that was not taken": (
         "raises",
-        _mutated(_taken_for_good, RunQueue, "_leave"),
+        _mutated(_taken_for_good, RunQueue, "not_given"),
     ),
     "a token is there twice": (
         "raises, and queues",
