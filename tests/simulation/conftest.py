@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.simulation.jobs_side import SimulatedRun
 from tests.simulation.side import simulating
+from tests.simulation.world import replaced
+from tests.support.waist import executor_runs
 
 
 @pytest.fixture
@@ -16,7 +19,7 @@ def simulation() -> Iterator[None]:
     # Log lines are off, because there are many, and none is about a real database.
     logging.disable(logging.CRITICAL)
     try:
-        with simulating():
+        with simulating(), replaced((executor_runs, "ExecutorRun", SimulatedRun)):
             yield
     finally:
         logging.disable(logging.NOTSET)

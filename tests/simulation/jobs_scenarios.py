@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +12,10 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._runs.queue import PATIENCE
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR as ERROR
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_GRANTED as GRANTED
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_LOST as LOST
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_RELEASED as RELEASED
 from apscheduler_tasklock.testing import rule
 from tests.simulation.faults import is_stubborn
 from tests.simulation.jobs_side import Fate, Job, JobsReplica
@@ -23,6 +28,8 @@ from tests.support.waist import Registration
 # Limits the delay of a manual run beyond a look and one run, in seconds. It is short because at
 # least one worker is kept for manual runs and takeovers.
 MANUAL_SLACK = 1.0
+# The events of which one tells that a run under a lock is over.
+OVER = (RELEASED, LOST, ERROR)
 # The ends of a run that has not begun.
 NOT_BEGUN = frozenset({"missed", "refused", "failed", "withdrawn", "not taken", "lost"})
 
@@ -102,8 +109,10 @@ class JobsStory(Story):
             found += self._wrong_fates(replica)
             found += self._wrongly_missed(replica)
             found += self._waited_for_the_database(replica)
-            found += [f"failed: {error!r}" for error in replica.queue.failures]
-        return found
+            found += _wrong_events(replica)
+            if not replica.process.is_dead and any(replica.instances.values()):
+                found.append(f"instances left on {replica.process.name}: {replica.instances}")
+        return found + [f"failed: {error!r}" for error in self.world.failures]
 
     def _wrong_fates(self, replica: JobsReplica) -> list[str]:
         found = []
@@ -114,7 +123,7 @@ class JobsStory(Story):
                 found.append(f"begun, and ended twice: {fate}")
             if fate.job.claims and fate.began_at and fate.taken_at > replica.stopped_at:
                 found.append(f"begun after the stop: {fate}")
-        if not (replica.process.is_dead or replica.queue.is_idle):
+        if not (replica.process.is_dead or replica.runs.is_idle):
             found.append(f"its queue has something left: {replica.process.name}")
         return found
 
@@ -219,6 +228,33 @@ class JobsStory(Story):
             and run.ended is not None
             for run in self.ledger.runs
         )
+
+
+def _wrong_events(replica: JobsReplica) -> list[str]:
+    """Return what is wrong with the events of a replica's runs.
+
+    A run that began under a lock is told as granted once, and as over at least once, because its
+    release may come after it was told as failed. A run that was handed over did not begin.
+    """
+    if replica.process.is_dead:
+        return []
+    begun = Counter(fate.job.name for fate in replica.fates if fate.entry is not None)
+    not_begun = Counter(fate.job.name for fate in replica.fates if "lost" in fate.ends)
+    told = {code: Counter[str]() for code in (GRANTED, *OVER)}
+    for event in replica.events:
+        # The end of a dead run is told by who has found it.
+        is_own = event.holder == replica.process.name and event.reason != "handed over"
+        if event.code in told and is_own:
+            told[event.code][event.task_name] += 1
+    found = []
+    for name, count in begun.items():
+        if not count <= told[GRANTED][name] <= count + not_begun[name]:
+            found.append(f"told {told[GRANTED][name]} times as granted, not {count}: {name}")
+        if sum(told[code][name] for code in OVER) < count:
+            found.append(f"its end is not told: {name} on {replica.process.name}")
+        if told[RELEASED][name] > count:
+            found.append(f"told as released too often: {name} on {replica.process.name}")
+    return found
 
 
 def late_manual_runs(story: JobsStory) -> list[str]:

@@ -1,46 +1,63 @@
-"""Replicas with both sides on a virtual clock: real queues of runs beside real lock clients.
+"""Replicas with both sides on a virtual clock: real runs of executors beside real lock clients.
 
-A scheduler submits run times, the queue decides, the client claims, and a pool of workers runs the
-granted runs. The code that carries out the queue's decisions is a short form of the executor's.
+A scheduler submits run times, and the library does the rest: its ``ExecutorRuns`` carry out what
+their queues decide, the client claims, and APScheduler's own code runs the granted runs in a pool
+of workers. What the tests add watches the runs, and keeps them as they go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from datetime import datetime
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from functools import partial
-from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from apscheduler.triggers.interval import IntervalTrigger
+
 from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, LastRun, Outlook
-from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
+from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
+from apscheduler_tasklock._runs.queue import AllBusy, Ask
 from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.events import TaskLockEvent
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.options import LockOptions
 from tests.simulation import ledger
 from tests.simulation.ledger import Question
 from tests.simulation.plain import Submitted
+from tests.simulation.replica import SimulatedWorkers
 from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
-from tests.simulation.stepping import SimulatedQueue
-from tests.simulation.workers import Pool, PoolError
-from tests.simulation.world import BEGIN, CLOCK, START, Process
+from tests.simulation.world import BEGIN, START, Process
 from tests.support.internals import waiting_in
 from tests.support.waist import (
-    AnyAttempt,
+    BlockedTasks,
     ClaimOutcome,
-    ClaimRequest,
+    ExecutorParts,
+    ExecutorRun,
+    ExecutorRuns,
+    Leadership,
+    Notifier,
+    PlainFuture,
     Refusal,
-    RunOfTest,
+    Release,
+    SchedulerPasses,
+    Submission,
     TaskRow,
+    intercept_reports,
     manual_run_of,
+    new_claim_ids,
+    retry_of,
     takeover_of,
 )
+
+JOBSTORE = "default"
 
 
 @dataclass(frozen=True)
@@ -58,31 +75,46 @@ class Job(Task):
     coalesce: bool = False
     is_manual: bool = False
 
+    @property
+    def trigger(self) -> Any:
+        """The trigger, which gives the first run time, and one after each period."""
+        first = START + timedelta(seconds=self.windows[0])
+        return IntervalTrigger(seconds=self.period, start_date=first, timezone=timezone.utc)
+
+    def options_on(self, process: Process) -> LockOptions:
+        """Return the options that a replica has."""
+        return LockOptions(failover=self.failover)
+
 
 @dataclass(eq=False)
 class Fate:
     """The fate of a run on a replica. Times are on the virtual clock.
 
-    :ivar window: the run time, in seconds from the beginning; ``None`` for a takeover that was not
-        granted yet
+    :ivar window: the run time, in seconds from the beginning
     :ivar ends: the ends of the run; there must be exactly one
     :ivar is_deferred: whether the run was deferred
     :ivar taken_at: when a worker took the run's token
     :ivar began_at: the times at which the job's function began
+    :ivar how: how the run ends, if it ends now
+    :ivar question: the run's claim
+    :ivar entry: what the ledger has of the run
     """
 
     job: Job
     process: Process
     kind: RunKind
-    window: float | None
+    window: float
     came: float
-    run: RunOfTest | None = None
+    run: Any = None
     given_at: float | None = None
     taken_at: float = -inf
     began_at: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     ended_at: float = inf
     is_deferred: bool = False
+    how: str = ""
+    question: Question | None = None
+    entry: ledger.Run | None = None
 
     def __str__(self) -> str:
         ends = ", ".join(self.ends) or "no end"
@@ -90,76 +122,258 @@ class Fate:
 
 
 @dataclass(eq=False)
-class Work:
-    """What the simulation knows of a run; the queue does not need it."""
+class SchedulersJob:
+    """A scenario's job, as APScheduler and the library see it on a replica."""
 
-    fate: Fate
-    request: Any
-    claim: AnyAttempt | None = None
-    held: HeldLock | None = None
-    question: Question | None = None
-    over: Callable[[], object] = lambda: None
+    job: Job
+    replica: JobsReplica
+    args: Sequence[Any] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    executor = "default"
+
+    def __post_init__(self) -> None:
+        self.id = self.name = self.job.name
+        self.misfire_grace_time = self.job.grace
+        self.coalesce = self.job.coalesce
+
+    def func(self) -> None:
+        """Run the job."""
+        run = _running.get()
+        assert run is not None
+        self.replica.run_job(run)
+
+
+# The run whose function is running.
+_running: ContextVar[SimulatedRun | None] = ContextVar("running", default=None)
+
+
+class SimulatedRun(ExecutorRun):
+    """The real run of an executor, with its fate, and with the claim that its scenario has."""
+
+    def __init__(
+        self, submission: Submission, run_time: datetime, *more: Any, **named: Any
+    ) -> None:
+        super().__init__(submission, run_time, *more, **named)
+        self.replica: JobsReplica = submission.job.replica
+        window = (run_time - START).total_seconds()
+        job: Job = submission.job.job
+        self.fate = Fate(job, self.replica.process, self.kind, window, self.came, self)
+        self.replica.fates.append(self.fate)
+
+    def request(self) -> Any:
+        """Return the request of the claim."""
+        if self._asked is None:
+            self._asked = replace(self.replica.claim_of(self), claim_id=self._claim_id)
+        return self._asked
+
+    def _send_release(self, outcome: RunOutcome) -> Release:
+        release = super()._send_release(outcome)
+        self.replica.note_release(self, outcome, release)
+        return release
+
+
+class SimulatedRuns(ExecutorRuns):
+    """The real runs of an executor, which tell their replica how they go."""
+
+    def __init__(self, replica: JobsReplica, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replica = replica
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no run waits, is asked for, or goes on."""
+        queues = (self._functions, self._coroutines)
+        return all(queue.runs.is_idle and not queue.messages for queue in queues)
+
+    @property
+    def unbegun(self) -> list[Any]:
+        """The runs that were given, and have not begun."""
+        return [run for run in self._given if run.state is State.GIVEN]
+
+    def ask(self, ask: Ask) -> None:
+        self._replica.note_ask(ask)
+        super().ask(ask)
+
+    def _claim_outcome(self, run: Any, claimed: Claimed | Exception) -> ClaimOutcome:
+        self._replica.note_answer(run, claimed)
+        outcome = super()._claim_outcome(run, claimed)
+        run.fate.is_deferred = run.fate.is_deferred or outcome is ClaimOutcome.DEFERRED
+        return outcome
+
+    def give(self, run: Any) -> None:
+        run.fate.given_at = run.replica.world.now
+        super().give(run)
+        self._replica.note_given(run)
+
+    def end_refused(self, run: Any, outcome: ClaimOutcome) -> None:
+        run.fate.how = outcome.value
+        super().end_refused(run, outcome)
+
+    def withdraw(self, run: Any) -> None:
+        run.fate.how = "withdrawn"
+        super().withdraw(run)
+
+    def _not_given(self, run: Any, error: BaseException) -> None:
+        run.fate.how = "not taken"
+        super()._not_given(run, error)
+
+    def _take_moved(self, run: Any, future: PlainFuture[set[str]]) -> None:
+        run.fate.how = "missed"
+        super()._take_moved(run, future)
+
+    def ended(self, run: Any) -> None:
+        how = "lost" if run.runs_job is False else "ran"
+        run.fate.how = "missed" if run.is_missed else how
+        super().ended(run)
+
+    def report_all_busy(self, all_busy: AllBusy) -> None:
+        longest = f"   has no worker free for {all_busy.longest:.0f} s"
+        self._replica.world.note(self._replica.process.name, longest)
+        super().report_all_busy(all_busy)
+
+    def _note_over(self, run: Any) -> None:
+        self._replica.note_end(run)
+        super()._note_over(run)
+
+    def _may_begin(self, run: Any) -> bool:
+        run.fate.taken_at = run.replica.world.now
+        return super()._may_begin(run)
+
+    def _report_granted(self, run: Any) -> None:
+        if run.held is not None:
+            self._replica.step(f"begin {run.task_name}", "begin")
+        super()._report_granted(run)
+
+    def _run(self, run: Any, *arguments: Any, **named: Any) -> Any:
+        _running.set(run)
+        return super()._run(run, *arguments, **named)
 
 
 class JobsReplica(Replica):
     """A replica whose scheduler submits jobs to a pool of workers.
 
     :param workers: the number of workers; ``None``: no limit
+    :ivar events: the events of its runs
+    :ivar instances: how many instances of each job APScheduler counts
     """
 
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, poll_from)
-        self.pool = Pool(self.world, process, workers)
         self.fates: list[Fate] = []
+        self.events: list[TaskLockEvent] = []
+        self.instances: dict[str, int] = {}
         self.submitted: list[Submitted] = []
         self.stopped_at = inf
         self.asked = 0  # number of statements
         self._missed_at = -inf  # when a missed run was given last
         self._jobs_story: Any = story
-        self._given: dict[RunOfTest, None] = {}
+        self._active: dict[UUID, Submission] = {}
+        self._passes = SchedulerPasses()
         self._requested: set[UUID] = set()
+        self._retrying: set[UUID] = set()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
-        queue = RunQueue(CLOCK.jittered)
-        self.queue = SimulatedQueue(self._client.thread, queue, lambda: self.pool.count, self)
+        self._jobs: dict[str, SchedulersJob] = {}
+        scheduler = SimpleNamespace(
+            _create_lock=threading.RLock, _dispatch_event=lambda _event: None
+        )
+        inner = SimulatedWorkers(self.world, process, workers)
+        self.pool = inner.workers
+        inner.start(scheduler, "default")
+        self.leadership = self._make_leadership()
+        self.runs = runs = SimulatedRuns(self, inner, self._parts(), self._client.thread)
+        intercept_reports(inner, runs.events_of, runs.failed, runs.ended)
+        self._notifier = Notifier(self.events.append, BlockedTasks())
+
+    def _make_leadership(self) -> Leadership | None:
+        return None
+
+    def _parts(self) -> ExecutorParts:
+        return ExecutorParts(
+            coroutines=set(),
+            wrap_function=lambda function: function,
+            note_begun=_nothing,
+            deferred=self._deferred_runs,
+            leadership=self.leadership,
+            note_unfinished=_nothing,  # the next look follows anyway
+            wake_look=self.wake_look,
+            forget_active=self._forget_active,
+            count_active=self._count_active,
+            renewed=lambda submission: submission,
+            note_over=self._note_over,
+            report_alive=_nothing,
+            dispatch=_nothing,
+            log_not_submitted=_nothing,
+            report_failed=lambda _submission, _run_time, error: self.world.failures.append(error),
+            report_submitted=_nothing,
+            report_missed=_nothing,
+            note_missed=_nothing,
+            note_stored=lambda _request, missed: list(missed()),
+            note_unasked=_nothing,
+        )
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
     def submit_at(self, at: float, job: Job, windows: Sequence[float]) -> None:
         """Submit run times together, at a time of the replica's own clock."""
         came = BEGIN + at - self.process.skew
-        self.start(partial(self._submit, job, windows), came - BEGIN)
+        self.start(partial(self._submit_windows, job, windows), came - BEGIN)
 
-    def _submit(self, job: Job, windows: Sequence[float]) -> None:
+    def _submit_windows(self, job: Job, windows: Sequence[float]) -> None:
         if self.stopped_at < inf:
             return
         now, skew = self.world.now, self.process.skew
         due = [BEGIN + window - skew for window in windows]
         self.submitted.append(Submitted(job.name, now, due, job.takes, job.grace))
-        runs = [
-            self._run_of(job, RunKind.SCHEDULE, window, due_at, job.claim_of(window))
-            for window, due_at in zip(windows, due, strict=True)
-        ]
-        for run, following in pairwise(runs):
-            run.following = following
-        self._come(runs[0])
+        self._submit(self._submission(job, windows))
 
-    def _run_of(
-        self, job: Job, kind: RunKind, window: float | None, due_at: float, request: Any
-    ) -> RunOfTest:
-        now = self.world.now
-        fate = Fate(job, self.process, kind, window, now)
-        grace = job.grace if kind is RunKind.SCHEDULE else None
-        work = Work(fate, request)
-        run = RunOfTest(
-            kind, job.name, (job.name, "default"), due_at, now, grace, claims=job.claims, work=work
+    def _submission(self, job: Job, windows: Sequence[float], **more: Any) -> Submission:
+        run_times = [START + timedelta(seconds=window) for window in windows]
+        return Submission(
+            self._jobs.setdefault(job.name, SchedulersJob(job, self)),
+            JOBSTORE,
+            job.trigger,
+            run_times,
+            job.name,
+            job.options_on(self.process) if job.claims else None,
+            run_unlocked=False,
+            logger_name="apscheduler.executors.default",
+            runs=f"job of {job.name}",
+            one_off=not hasattr(job.trigger, "interval"),
+            claim_ids=new_claim_ids(run_times),
+            scheduler_pass=self._passes.alone(),
+            **more,
         )
-        fate.run = run
-        self.fates.append(fate)
-        return run
 
-    def _come(self, run: RunOfTest) -> None:
-        self.queue.came(run)
+    def _submit(self, submission: Submission) -> None:
+        self._count_active(submission)
+        try:
+            self.runs.submit(submission, self._client, self._notifier)
+        except RuntimeError:  # it stops
+            self._forget_active(submission)
+
+    def _count_active(self, submission: Submission) -> None:
+        if submission.claim_ids[0] not in self._active:
+            self._active[submission.claim_ids[0]] = submission
+            self._count_instance(submission, 1)
+
+    def _forget_active(self, submission: Submission) -> bool:
+        if self._active.pop(submission.claim_ids[0], None) is None:
+            return False
+        self._count_instance(submission, -1)
+        return True
+
+    def _count_instance(self, submission: Submission, by: int) -> None:
+        name = submission.task_name
+        self.instances[name] = self.instances.get(name, 0) + by * submission.is_instance
+
+    def _note_over(self, submission: Submission) -> None:
+        if not self._forget_active(submission):
+            return
+        for open_ones in (self._requested, self._taking, self._retrying):
+            open_ones.discard(submission.cause)
+        if submission.due is not None:
+            submission.due.reader.note_over(submission.due)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -174,87 +388,72 @@ class JobsReplica(Replica):
         self.world.note(self.process.name, "   stops")
         if closes:
             self._client.stop_claiming()
-        self.queue.call(self._withdraw_given)
-        self.queue.stop()
+        self.runs.stop(0.0, closes=True)
 
     @property
     def is_idle(self) -> bool:
-        is_idle = self.queue.is_idle and self.pool.is_idle and not self._releasing
+        is_idle = self.runs.is_idle and self.pool.is_idle and not self._releasing
         waits = waiting_in(self._client.thread) or self._taking or self._deferred_runs.task_names
         return self.process.is_dead or (is_idle and not waits)
 
-    # ---- the thread: the queue's decisions -------------------------------------------------------
+    # ---- what its runs tell ----------------------------------------------------------------------
 
-    @property
-    def is_ending(self) -> bool:
-        return False
+    def claim_of(self, run: SimulatedRun) -> Any:
+        """Return the claim of a run, as the scenario has it."""
+        submission, job = run.submission, run.fate.job
+        dead, failed = submission.dead_run, submission.failed_run
+        if dead is not None:
+            return takeover_of(job.name, dead.claim_id, dead.holder, job.lease, job.failover)
+        if failed is not None:
+            return retry_of(job.name, failed.claim_id, MAX_LOCK, job.lease, job.failover)
+        if submission.request_id is not None:
+            name, asked = job.name, submission.request_id
+            return manual_run_of(name, asked, MAX_LOCK, job.lease, job.failover, submission.runs)
+        claim = job.claim_of(run.fate.window)
+        if submission.due is not None:
+            claim = replace(claim, min_lock=0.0, move=submission.due.move)
+        return claim
+
+    def step(self, what: str, group: str) -> None:
+        """Go through a step between two statements, which may meet a fault."""
+        self._story.database.step(self.process, what, group)
 
     def wake_look(self) -> None:
         """Do nothing, because the next look follows anyway."""
 
-    def report_all_busy(self, all_busy: AllBusy) -> None:
-        self.world.note(self.process.name, f"   has no worker free for {all_busy.longest:.0f} s")
-
-    def look(self) -> float:
-        return inf
-
-    def ask(self, ask: Ask) -> None:
-        """Ask the database for runs."""
+    def note_ask(self, ask: Ask) -> None:
+        """Note an ask, and what is wrong with it."""
         self.asked += 1
-        self._check_ask(ask)
-        names = ", ".join(run.task_name for run in ask.runs)
-        self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
-        asked: dict[AnyAttempt, RunOfTest] = {}
-        for run in ask.runs:
-            claim = self._claim_for(run.work)
-            if isinstance(claim, TaskLockError):
-                self._take_answer(run, claim)
-            else:
-                asked[claim] = run
-
-        def tell(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            for claim, claimed in decided:
-                self._take_answer(asked[claim], claimed)
-
-        if asked:
-            most = ask.most if ask.runs[0].kind.has_limit else None
-            self._client.begin_claims(list(asked), most, tell)
-
-    def _check_ask(self, ask: Ask) -> None:
-        """Note what is wrong with an ask, before its answer."""
         wrong = self._jobs_story.wrong
-        unbegun = [run for run in self._given if run.state is State.GIVEN]
+        unbegun = self.runs.unbegun
         if unbegun and self.pool.count is not None:
-            wrong.append(f"asked although {unbegun[0].work.fate} waits for a worker")
+            wrong.append(f"asked although {unbegun[0].fate} waits for a worker")
         if self.world.now > self.stopped_at:
-            wrong.append(f"asked after the stop: {ask.runs[0].work.fate}")
+            wrong.append(f"asked after the stop: {ask.runs[0].fate}")
         tasks = [run.task_name for run in ask.runs]
         if len(tasks) > len(set(tasks)):
             wrong.append(f"asked for two runs of a task at once: {tasks}")
+        names = ", ".join(tasks)
+        self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
+        for run in ask.runs:
+            self.note_asked(run)
 
-    def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
-        """Return a run's claim, or the error of making it."""
-        if work.question is None:
-            fate = work.fate
-            what = fate.kind.value if fate.window is None else f"window {fate.window:g}"
-            name, now = fate.job.name, self.world.now
-            work.question = Question(name, what, self.process, now, fate.window)
-            self._story.ledger.questions.append(work.question)
-        try:
-            work.claim = work.claim or self._client.attempt(work.request)
-        except TaskLockError as error:
-            return error
-        return work.claim
+    def note_asked(self, run: Any) -> None:
+        """Note that a run is asked for."""
+        fate: Fate = run.fate
+        if fate.question is not None and fate.question.answer is None:
+            return
+        is_known = fate.kind in (RunKind.SCHEDULE, RunKind.STORED)
+        what = f"window {fate.window:g}" if is_known else fate.kind.value
+        now = self.world.now
+        fate.question = Question(fate.job.name, what, self.process, now, fate.window)
+        self._story.ledger.questions.append(fate.question)
 
-    def _take_answer(self, run: RunOfTest, claimed: Claimed) -> None:
-        self.queue.answered(run, self._claim_outcome(run, claimed))
-
-    def _claim_outcome(self, run: RunOfTest, claimed: Claimed) -> ClaimOutcome:
-        work: Work = run.work
+    def note_answer(self, run: Any, claimed: Claimed | Exception) -> None:
+        """Note the answer to a run's claim."""
+        question = run.fate.question
         if isinstance(claimed, ClaimOutcome):
-            return claimed
-        question = work.question
-        assert question is not None
+            return
         question.answered = self.world.now
         if isinstance(claimed, Refusal):
             question.answer, question.holder = claimed.reason, claimed.holder
@@ -262,138 +461,61 @@ class JobsReplica(Replica):
             question.answer = "withdrawn" if self.stopped_at < inf else f"failed: {claimed}"
         else:
             question.answer = "nothing" if claimed is None else "granted"
-        self.world.note(self.process.name, f"   {work.fate}: {question.answer}")
+        self.world.note(self.process.name, f"   {run.fate}: {question.answer}")
         if isinstance(claimed, HeldLock):
-            work.held = claimed
             self._asked[claimed.claim_id] = question.asked
-            return ClaimOutcome.GRANTED
-        if isinstance(claimed, TaskLockError):
-            return ClaimOutcome.FAILED
-        if isinstance(claimed, Refusal) and claimed.blocked and run.kind is RunKind.SCHEDULE:
-            self._keep(run, claimed)
-            return ClaimOutcome.DEFERRED
-        return ClaimOutcome.REFUSED
 
-    def _keep(self, run: RunOfTest, refusal: Refusal) -> None:
-        work: Work = run.work
-        work.fate.is_deferred = True
-        # The next ask needs a new claim, because this one is over.
-        work.claim = None
-        assert work.fate.window is not None
-        work.request = work.fate.job.claim_of(work.fate.window)
-        work.question = None
-        came_first = self._came_first(work.request, refusal)
-        in_the_way = InTheWay(refusal.token, came_first, work.request.run_time)
-        self._deferred_runs.add(run, in_the_way, partial(self._decide_deferred, run))
-
-    def _came_first(self, request: ClaimRequest, refusal: Refusal) -> bool:
-        """Return whether the run in the way began before the run that is deferred was due."""
-        row = self._story.database.rows.rows[request.task_name]
-        is_same, due = row.token == refusal.token, request.run_time
-        assert due is not None
-        return is_same and row.started_at < due and row.kind != "manual"
-
-    def give(self, run: RunOfTest) -> None:
-        """Give a run to the pool."""
-        fate: Fate = run.work.fate
-        self._given[run] = None
-        fate.given_at = self.world.now
-        try:
-            self.pool.submit(partial(self._work_on, run))
-        except PoolError:
-            if run.token.take():
-                self._not_given(run)
-        claim = run.work.claim
+    def note_given(self, run: Any) -> None:
+        """Note that a run was given to the pool, and whether a worker is free for it."""
         if run.is_missed:
             self._missed_at = self.world.now
         # A claim whose answer was lost may have been granted when more workers were free. And a
         # missed run may get the worker of a claim that has waited for its answer for long.
-        is_known = claim is not None and not claim.in_doubt
-        is_known = is_known and run.work.question.asked > self._missed_at
+        is_known = run.claim is not None and not run.claim.in_doubt
+        is_known = is_known and run.fate.question.asked > self._missed_at
         if self.pool.queued and is_known and not self.is_shared:
-            self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {fate}")
+            self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {run.fate}")
 
     @property
     def is_shared(self) -> bool:
         """Whether the pool may have other work than the queue's, or unlocked runs before it."""
         return self._jobs_story.scenario.is_shared
 
-    def _not_given(self, run: RunOfTest) -> None:
-        if self._given.pop(run, self) is not None:
-            return
-        self._hand_over(run.work)
-        self.queue.not_given(run)
-        self._end(run, "not taken")
-
-    def end_refused(self, run: RunOfTest, outcome: ClaimOutcome) -> None:
-        self._end(run, outcome.value)
-
-    def withdraw(self, run: RunOfTest) -> None:
-        """Withdraw a run that has not begun, and hand its claim over."""
-        work: Work = run.work
-        if work.held is not None:
-            self._hand_over(work)
-        elif work.claim is not None:
-            self._client.withdraw(work.claim)
-        self._end(run, "withdrawn")
-
-    def _withdraw_given(self) -> None:
-        for run in list(self._given):
-            if run.work.held is None or not run.token.take():
-                continue
-            if self._given.pop(run, self) is None:
-                self.queue.runs.freed(run, 0.0)
-                self.withdraw(run)
-
-    def _hand_over(self, work: Work) -> None:
-        held = work.held
-        if held is not None:
-            held.cut()
-            self._begin_release(held, RunOutcome(WindowAfter.HAND_OVER))
-
-    def _end(self, run: RunOfTest, how: str) -> None:
-        work: Work = run.work
-        fate = work.fate
-        fate.ends.append(how)
+    def note_end(self, run: Any) -> None:
+        """Note that a run is over."""
+        fate: Fate = run.fate
+        fate.ends.append(fate.how)
         fate.ended_at = self.world.now
-        self._deferred_runs.take(run)
-        question = work.question
+        question = fate.question
         if question is not None and question.answer is None:
-            question.answer, question.answered = how, self.world.now
+            question.answer, question.answered = fate.how, self.world.now
         self.world.note(self.process.name, f"   {fate}")
-        work.over()
+
+    def note_release(self, run: SimulatedRun, outcome: RunOutcome, release: Release) -> None:
+        """Note a release that was sent."""
+        held, fate = run.held, run.fate
+        assert held is not None
+        if fate.entry is not None:
+            fate.entry.opens = self._opens(fate, outcome)
+        question = Question(held.name, "release", self.process, self.world.now)
+        self._story.ledger.questions.append(question)
+
+        def tell(future: PlainFuture[Any]) -> None:
+            self._releasing -= 1
+            error = future.exception()
+            question.answer = "released" if error is None else f"failed: {error}"
+            question.answered = self.world.now
+
+        self._releasing += 1
+        release.future.add_done_callback(tell)
+        if fate.entry is not None:
+            self._note_ended(run, held)
 
     # ---- a worker --------------------------------------------------------------------------------
 
-    def _work_on(self, run: RunOfTest) -> None:
-        work: Work = run.work
-        if not run.token.take():
-            return
-        work.fate.taken_at = self.world.now
-        self.queue.begun(run)
-        took, how = 0.0, "missed"
-        if not run.is_missed:
-            how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
-            if how == "ran":
-                took = self._run_job(run)
-        if self._given.pop(run, self) is None:
-            self._end(run, how)
-            self.queue.freed(run, took)
-
-    def _goes_on(self, work: Work, held: HeldLock) -> bool:
-        self._story.database.step(self.process, f"begin {held.name}", "begin")
-        stands = self._stands(held)
-        if not stands:
-            self._hand_over(work)
-        return stands
-
-    def _run_job(self, run: RunOfTest) -> float:
-        """Run a job's function under its lock, and begin the release; return how long it took.
-
-        ``freed`` is posted later, when the pool has reported the run.
-        """
-        work: Work = run.work
-        fate, held, began = work.fate, work.held, self.world.now
+    def run_job(self, run: SimulatedRun) -> None:
+        """Run a job's function under its lock."""
+        fate, held, began = run.fate, run.held, self.world.now
         name = fate.job.name
         fate.began_at.append(began)
         asked = began if held is None else self._asked[held.claim_id]
@@ -401,49 +523,33 @@ class JobsReplica(Replica):
         attempt = 1 if held is None else held.attempt
         entry = ledger.Run(name, self.process.name, window, began, asked=asked, attempt=attempt)
         if held is not None:
+            fate.entry = entry
             self._story.ledger.runs.append(entry)
         self.world.note(self.process.name, f"   {name} {window} begins")
         self._call_function(fate)
-        took = self.world.now - began
         entry.lost, entry.ended = held is not None and held.lost, self.world.now
         self.world.note(self.process.name, f"   {name} {window} ends")
         if held is not None:
-            self._story.database.step(self.process, f"end {name}", "end")
-            outcome = self._outcome_of(fate, held)
-            entry.failed = outcome.outcome == "error"
-            entry.opens = self._opens(fate, outcome)
-            self._begin_release(held, outcome)
-            self._note_ended(run, held)
-        return took
+            self.step(f"end {name}", "end")
+            entry.failed = self._fails(fate, held)
+            if entry.failed:
+                raise ValueError("no")
 
     def _call_function(self, fate: Fate) -> None:
         self.world.sleep(fate.job.takes)
 
-    def _outcome_of(self, fate: Fate, held: HeldLock) -> RunOutcome:
-        """Return the outcome of a run that has ended."""
-        return RunOutcome(WindowAfter.KEEP, "ok")
+    def _fails(self, fate: Fate, held: HeldLock) -> bool:
+        """Return whether the job raises an error."""
+        return False
 
     def _opens(self, fate: Fate, outcome: RunOutcome) -> bool:
         """Return whether the end of a run opens its window."""
         return outcome.window is WindowAfter.OPEN
 
-    def _note_ended(self, run: RunOfTest, held: HeldLock) -> None:
+    def _note_ended(self, run: Any, held: HeldLock) -> None:
         """Note that a run has ended, so that the runs that are deferred because of it go on."""
         last = LastRun(held.token, finished=True, dead=False, deaths=0, as_of=self.world.now)
         self._deferred_runs.decide(run.task_name, run.job, last)
-
-    def _begin_release(self, held: HeldLock, end: RunOutcome) -> None:
-        question = Question(held.name, "release", self.process, self.world.now)
-        self._story.ledger.questions.append(question)
-
-        def tell(future: Future[Any]) -> None:
-            self._releasing -= 1
-            error = future.exception()
-            question.answer = "released" if error is None else f"failed: {error}"
-            question.answered = self.world.now
-
-        self._releasing += 1
-        self._client.begin_release(held, end).future.add_done_callback(tell)
 
     # ---- the look at the rows --------------------------------------------------------------------
 
@@ -453,7 +559,7 @@ class JobsReplica(Replica):
         if self.stopped_at < inf:
             return
         if state.request_id is not None and state.request_id not in self._requested:
-            self._ask_for_manual_run(task, state, state.request_id)
+            self._ask_for_manual_run(task, state.request_id)
         is_dead = state.dead and (state.handed_over or self._client.stable)
         if is_dead and state.is_run_again(failover=task.failover):
             if state.reason_to_give_up(MOST_TAKEOVERS) is not None:
@@ -465,34 +571,27 @@ class JobsReplica(Replica):
         for job in self._deferred_runs.jobs_of(task.name):
             self._deferred_runs.decide(task.name, job, last)
 
-    def _ask_for_manual_run(self, job: Job, state: TaskRow, request_id: UUID) -> None:
-        request = manual_run_of(
-            job.name, request_id, MAX_LOCK, job.lease, job.failover, f"job of {job.name}"
-        )
+    def _ask_for_manual_run(self, job: Job, request_id: UUID) -> None:
+        self._requested.add(request_id)
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
-        self._come_extra(job, RunKind.MANUAL, window, request, self._requested, request_id)
+        manual = {"request_id": request_id, "exempt_from_misfire": True}
+        self._submit(self._submission(job, [window], **manual))
 
     def _take_over(self, task: Task, state: TaskRow) -> None:
         assert isinstance(task, Job)
-        window = window_of(task, state.window_start)
-        request = takeover_of(task.name, state.claim_id, state.holder, task.lease, task.failover)
-        self._come_extra(task, RunKind.TAKEOVER, window, request, self._taking, state.claim_id)
+        self._taking.add(state.claim_id)
+        self._submit(self._again(task, state).for_dead_run(state))
 
-    def _come_extra(
-        self, job: Job, kind: RunKind, window: float, request: Any, open_ones: set[Any], key: Any
-    ) -> None:
-        """Submit a run that a look has found, unless the same run is not over yet."""
-        run = self._run_of(job, kind, window, self.world.now, request)
-        open_ones.add(key)
-        run.work.over = partial(open_ones.discard, key)
-        self._come(run)
-
-    def _decide_deferred(self, run: RunOfTest, outlook: Outlook, as_of: float) -> None:
-        self.queue.found(run, outlook, as_of)
+    def _again(self, job: Job, state: TaskRow) -> Submission:
+        """Return a submission of the window of a row."""
+        return self._submission(job, [window_of(job, state.window_start)])
 
     @property
     def _watched(self) -> Sequence[str]:
         return sorted(self._deferred_runs.task_names)
+
+
+def _nothing(*_arguments: object) -> None: ...
 
 
 def window_of(task: Task, start: datetime) -> float:

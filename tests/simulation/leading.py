@@ -14,18 +14,18 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
-from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
-from apscheduler_tasklock._runs.run import RunKind, State
+from apscheduler_tasklock._runs.deferred_runs import LastRun
+from apscheduler_tasklock._runs.leadership import Leadership
+from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.faults import Planned, is_stubborn
 from tests.simulation.jobs_scenarios import JobsScenario, JobsStory, jobs, submit_all
-from tests.simulation.jobs_side import Job, JobsReplica, Work
-from tests.simulation.ledger import Question, Wanted
+from tests.simulation.jobs_side import Job, JobsReplica
+from tests.simulation.ledger import Wanted
 from tests.simulation.scenarios import POLL_INTERVAL, kill_at
 from tests.simulation.world import BEGIN, Process
-from tests.support.waist import AnyAttempt, RunOfTest, TaskRow
+from tests.support.waist import TaskRow
 
 LEADER_LEASE = 15.0
 HEAD_START = Timings().head_start
@@ -102,49 +102,20 @@ class LeaderStory(JobsStory):
 class LeaderReplica(JobsReplica):
     """A replica in leader mode."""
 
+    leadership: Leadership
+
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, inf, workers)
-        self.leadership = Leadership(self._client, "", LEADER_LEASE, lambda: POLL_INTERVAL)
-        self._following: dict[RunOfTest, FollowerRun] = {}
         self._wakes: list[Callable[[], None]] = []
         self.world.start(process, self._look_often, poll_from, daemon=True)
 
-    # ---- the scheduler ---------------------------------------------------------------------------
+    def _make_leadership(self) -> Leadership:
+        return Leadership(self._client, "", LEADER_LEASE, lambda: POLL_INTERVAL)
 
-    def _come(self, run: RunOfTest) -> None:
-        work: Work = run.work
-        if run.kind is not RunKind.SCHEDULE or not run.claims or not self.leadership.follows:
-            super()._come(run)
-            return
-        for each in run.backlog:
-            self._ask_later(each.work)
-        self.queue.call(self._follow, run, FollowerRun(self.leadership, run, lambda: work.request))
-
-    def _ask_later(self, work: Work) -> None:
-        """Note that a run time is to be asked for, so that it must have an end."""
-        fate = work.fate
-        assert fate.window is not None
-        what = f"window {fate.window:g}"
-        work.question = Question(fate.job.name, what, self.process, self.world.now, fate.window)
-        self._story.ledger.questions.append(work.question)
-
-    def _follow(self, run: RunOfTest, following: FollowerRun) -> None:
-        if self.stopped_at == inf:
-            for other in self._deferred_runs.take_for(run, coalesce=run.work.fate.job.coalesce):
-                following.replace(self._following.pop(other, following))
-                now = self.world.now
-                self.queue.runs.found(other, Outlook.DROPPED, now, now)
-            self._following[run] = following
-            run.state, run.deferred_at = State.DEFERRED, self.world.now
-            self._deferred_runs.add(run, following, partial(self._decide_deferred, run))
-        self.queue.runs.came(run)
-
-    def _claim_for(self, work: Work) -> AnyAttempt | TaskLockError:
-        if work.claim is None and work.question is not None:
-            work.question.asked = self.world.now
-        if work.fate.kind is RunKind.SCHEDULE:
+    def note_asked(self, run: Any) -> None:
+        super().note_asked(run)
+        if run.kind is RunKind.SCHEDULE:
             self._leader_story.asked.append((self.world.now - BEGIN, self.process.name))
-        return super()._claim_for(work)
 
     @property
     def _leader_story(self) -> LeaderStory:
@@ -163,7 +134,7 @@ class LeaderReplica(JobsReplica):
         for wake in wakes:
             wake()
 
-    def _note_ended(self, run: RunOfTest, held: HeldLock) -> None:
+    def _note_ended(self, run: Any, held: HeldLock) -> None:
         if run.task_name in self._deferred_runs.task_names:
             self.wake_look()
 

@@ -55,7 +55,15 @@ from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from tests.simulation.stepping import SteppingThread
 from tests.simulation.workers import Pool
-from tests.simulation.world import BEGIN, CLOCK, Process, World, replaced
+from tests.simulation.world import (
+    BEGIN,
+    CLOCK,
+    Giver,
+    Process,
+    World,
+    call_application,
+    replaced,
+)
 from tests.support.internals import safe_look
 from tests.support.waist import (
     AnyAttempt,
@@ -114,32 +122,13 @@ def simulating(world: World) -> Iterator[None]:
     try:
         with replaced(
             *((module, "time", CLOCK) for module in ASKS_THE_TIME),
-            *((module, "call_application", _call_application) for module in CALLS_THE_APPLICATION),
+            *((module, "call_application", call_application) for module in CALLS_THE_APPLICATION),
             (executor_runs, "jittered", CLOCK.jittered),
-            (executor_runs, "ApplicationThread", _Giver),
+            (executor_runs, "ApplicationThread", Giver),
         ):
             yield
     finally:
         asyncio._set_running_loop(running)
-
-
-def _call_application(function: Callable[[], object]) -> None:
-    world = CLOCK.world
-    if world.current is None:
-        function()
-    else:
-        world.start(world.current, function)
-
-
-class _Giver:
-    """Stands in for the thread that gives: it gives at once, because nothing blocks here."""
-
-    def __init__(self, _name: str, *, keeps_out: bool) -> None: ...
-
-    def call_also_here(self, function: Callable[[], object]) -> None:
-        function()
-
-    def flush(self, _until: float) -> None: ...
 
 
 class Simulation(Protocol):
@@ -597,14 +586,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     """The wrapped executor: a pool of workers for functions, and an event loop for coroutines.
 
-    The number of its workers is the library's default for unknown executors.
+    :param count: the number of workers; ``None``: no limit. By default that of the library for
+        unknown executors.
     """
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, count: int | None = UNKNOWN_WORKERS) -> None:
         super().__init__()
         self._world = world
         self._process = process
-        self.workers = Pool(world, process, UNKNOWN_WORKERS)
+        self.workers = Pool(world, process, count)
         self._loop: VirtualLoop | None = None
         self._pending_futures: set[Any] = set()  # named as in an event loop's executor
 

@@ -1,7 +1,7 @@
 """Jobs that fail and are run again, on replicas with both sides on a virtual clock.
 
-The library decides how long a retry waits. The code around it is a short form of the library's
-looks and of its ``ExecutorRun``.
+The library runs the jobs, and decides how long a retry waits. What finds the failed runs is a short
+form of the library's looks.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta, timezone
 from functools import partial
 from math import inf
 from typing import Any
 
+from apscheduler.triggers.date import DateTrigger
+
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
-from apscheduler_tasklock._runs import executor_run
+from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock._runs.run import RunKind
 from apscheduler_tasklock.errors import LONGEST_RETRY_DELAY
 from apscheduler_tasklock.lock import HeldLock
@@ -24,10 +26,9 @@ from apscheduler_tasklock.testing import rule
 from tests.simulation import ledger
 from tests.simulation.faults import CLAIM_TIMEOUT, SLOW, Planned, is_stubborn
 from tests.simulation.jobs_scenarios import JobsStory, submit_all
-from tests.simulation.jobs_side import Fate, Job, JobsReplica, Work, window_of
+from tests.simulation.jobs_side import Fate, Job, JobsReplica, SimulatedRun
 from tests.simulation.leading import LeaderReplica, LeaderScenario, LeaderStory
 from tests.simulation.scenarios import (
-    MAX_LOCK,
     MOST_TAKEOVERS,
     POLL_INTERVAL,
     TRIFLES,
@@ -35,8 +36,7 @@ from tests.simulation.scenarios import (
     kill_at,
 )
 from tests.simulation.world import BEGIN, START, Process, replaced
-from tests.support.internals import retry_in
-from tests.support.waist import ClaimOutcome, ClaimRequest, Refusal, RunOfTest, TaskRow, retry_of
+from tests.support.waist import ClaimRequest, TaskRow
 
 # The largest factor by which a retry's delay is longer than the options say.
 JITTER = 1.1
@@ -75,9 +75,18 @@ class RetryJob(Job):
             return request
         return replace(request, one_off=True, is_last=True, next_in=None, min_lock=ONE_OFF_MIN_LOCK)
 
+    @property
+    def trigger(self) -> Any:
+        """The trigger."""
+        if not self.one_off:
+            return super().trigger
+        return DateTrigger(START + timedelta(seconds=self.windows[0]), timezone.utc)
+
     def options_on(self, process: Process) -> LockOptions:
         """Return the options that a replica has."""
-        return replace(self.options, retries=0) if process.name in self.without else self.options
+        retries = 0 if process.name in self.without else self.options.retries
+        after = "release" if self.opens else "keep"
+        return replace(self.options, retries=retries, failover=self.failover, on_failure=after)
 
     @property
     def retries(self) -> int:
@@ -133,11 +142,6 @@ class Grant:
 class RetryReplica(JobsReplica):
     """A replica that runs failed runs again."""
 
-    def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
-        super().__init__(story, process, poll_from, workers)
-        self._retrying: set[object] = set()
-        self._ending: set[int] = set()  # the tokens of runs whose releases are on their way
-
     @property
     def _retry_story(self) -> RetryStory:
         assert isinstance(self._story, RetryStory)
@@ -158,59 +162,37 @@ class RetryReplica(JobsReplica):
         begun = sum(run.task == job.name for run in self._story.ledger.runs)
         return job.fates[(begun - 1) % len(job.fates)] if job.fates else ""
 
-    def _outcome_of(self, fate: Fate, held: HeldLock) -> RunOutcome:
+    def _fails(self, fate: Fate, held: HeldLock) -> bool:
         job, window = fate.job, fate.window
         assert isinstance(job, RetryJob)
-        assert window is not None
-        if job.one_off:
-            end = RunOutcome(is_last=True)
-        else:
-            since = self.world.wall_time() - START.timestamp() - window
-            end = RunOutcome(next_in=job.period - since % job.period)
-        if not (self._befalls(fate) or held.attempt <= job.fails.get(window, 0)):
-            return replace(end, outcome="ok")
-        at = self.world.now - BEGIN
-        self._retry_story.failures.append((job.name, window, held.attempt, at))
-        with replaced((executor_run, "random", self.world.random)):
-            seconds = retry_in(held, job.options_on(self.process), ValueError("no"))
-        after = WindowAfter.OPEN if job.opens else WindowAfter.KEEP
-        return replace(
-            end, window=after, outcome="error", error_type="ValueError", retry_in=seconds
-        )
+        fails = bool(self._befalls(fate)) or held.attempt <= job.fails.get(window, 0)
+        if fails:
+            at = self.world.now - BEGIN
+            self._retry_story.failures.append((job.name, window, held.attempt, at))
+        return fails
 
     def _opens(self, fate: Fate, outcome: RunOutcome) -> bool:
         """Return whether a failed run opens its window: only if it is not run again."""
         job, now = fate.job, self.world.now - BEGIN
         assert isinstance(job, RetryJob)
-        assert fate.window is not None
         retry_at = inf if outcome.retry_in is None else now + outcome.retry_in
         return super()._opens(fate, outcome) and retry_at >= job.due_after(fate.window)
 
-    def _begin_release(self, held: HeldLock, end: RunOutcome) -> None:
-        self._ending.add(held.token)
-        super()._begin_release(held, end)
-
-    def _came_first(self, request: ClaimRequest, refusal: Refusal) -> bool:
-        return refusal.came_first and refusal.token not in self._ending
-
     # ---- the claims ------------------------------------------------------------------------------
 
-    def _claim_outcome(self, run: RunOfTest, claimed: Claimed) -> ClaimOutcome:
-        outcome, work = super()._claim_outcome(run, claimed), run.work
+    def note_answer(self, run: Any, claimed: Claimed | Exception) -> None:
+        super().note_answer(run, claimed)
         if isinstance(claimed, HeldLock):
-            self._retry_story.grants.append(self._grant_of(run, work, claimed))
-        return outcome
+            self._retry_story.grants.append(self._grant_of(run, claimed))
 
-    def _grant_of(self, run: RunOfTest, work: Work, held: HeldLock) -> Grant:
-        assert work.fate.window is not None
+    def _grant_of(self, run: SimulatedRun, held: HeldLock) -> Grant:
         assert held.window_start is not None
-        request: Any = work.request
         # The maximum lock of a takeover is that of the dead run.
-        max_lock = getattr(request, "max_lock", inf)
+        max_lock = getattr(run.request(), "max_lock", inf)
         at = (held.run_until - START).total_seconds() - max_lock
         granted = (held.window_start - START).total_seconds()
         return Grant(
-            run.task_name, run.kind, work.fate.window, granted, held.attempt, held.token, at
+            run.task_name, run.kind, run.fate.window, granted, held.attempt, held.token, at
         )
 
     # ---- the look at the rows --------------------------------------------------------------------
@@ -221,9 +203,8 @@ class RetryReplica(JobsReplica):
         is_left = task.options_on(self.process).delay_after(state.attempt) is not None
         is_new = state.claim_id not in self._retrying
         if state.retry_at is not None and self.stopped_at == inf and is_left and is_new:
-            request = retry_of(task.name, state.claim_id, MAX_LOCK, task.lease, task.failover)
-            window = window_of(task, state.window_start)
-            self._come_extra(task, RunKind.RETRY, window, request, self._retrying, state.claim_id)
+            self._retrying.add(state.claim_id)
+            self._submit(self._again(task, state).for_failed_run(state))
 
 
 class LeaderRetryReplica(RetryReplica, LeaderReplica):

@@ -32,14 +32,26 @@ from tests.simulation.faults import CLAIM_TIMEOUT, Place, Plan
 from tests.simulation.world import (
     BEGIN,
     CLOCK,
+    Chance,
+    Failures,
+    Giver,
     Inbox,
     Process,
     VirtualFuture,
     VirtualThreading,
     World,
+    call_application,
     replaced,
 )
-from tests.support.waist import MemoryTaskLocks, OnTheWay, Sent
+from tests.support.waist import (
+    MemoryTaskLocks,
+    OnTheWay,
+    Sent,
+    executor_run,
+    executor_runs,
+    misfires,
+    missed_runs,
+)
 
 ASKS_THE_TIME = (
     awaited_request,
@@ -47,11 +59,15 @@ ASKS_THE_TIME = (
     client,
     deadline,
     _shutdown,
+    executor_run,
+    executor_runs,
     heartbeat,
     driven_queue,
     leadership,
     lock,
     locks,
+    misfires,
+    missed_runs,
     outage,
     presence,
     rejections,
@@ -245,6 +261,17 @@ def simulating() -> Iterator[None]:
                 (_shutdown, "threading", VirtualThreading()),
                 (client, "flush_application", lambda _until: None),
                 (thread, "flush_application", lambda _until: None),
+                (lock, "call_application", call_application),
+                (executor_run, "call_application", call_application),
+                (executor_run, "random", Chance()),
+                (executor_runs, "call_application", call_application),
+                (executor_runs, "ApplicationThread", Giver),
+                (executor_runs, "jittered", CLOCK.jittered),
+                (executor_runs, "logger", Failures()),
+                (driven_queue, "logger", Failures()),
+                # The pool of the simulation is in place of one of APScheduler's.
+                (executor_runs, "is_of_apscheduler", lambda _inner: True),
+                (executor_runs, "worker_count", lambda inner: inner.workers.count),
             )
         )
         yield

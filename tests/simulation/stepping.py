@@ -1,16 +1,12 @@
-"""What steps the queues of replicas in a world."""
+"""What steps the queues of replicas to which no database answers in a world."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.thread import ReplicaThread
-from apscheduler_tasklock._runs.driven_queue import DrivenQueue
-from apscheduler_tasklock._runs.run import QueuedRun
-from tests.simulation.world import Inbox, Process, VirtualEvent, World
-from tests.support.waist import ClaimOutcome
+from tests.simulation.world import Inbox, Process, World
 
 
 class SteppingThread(ReplicaThread):
@@ -44,37 +40,3 @@ class SteppingThread(ReplicaThread):
     def _go_on(self) -> None:
         while True:
             self._attend((), inf)
-
-
-class SimulatedQueue(DrivenQueue):
-    """The real queue, which notes what fails in it.
-
-    :ivar failures: the errors, which the library would log
-    """
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.failures: list[BaseException] = []
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no run waits, is asked for, or goes on."""
-        return self.runs.is_idle and not self.messages
-
-    def call(self, function: Callable[..., object], *arguments: object) -> None:
-        super().call(self._noting, function, *arguments)
-
-    def answered(self, run: QueuedRun, outcome: ClaimOutcome) -> None:
-        self._noting(super().answered, run, outcome)
-
-    def _noting(self, function: Callable[..., object], *arguments: object) -> None:
-        try:
-            function(*arguments)
-        except Exception as error:
-            self.failures.append(error)
-            raise
-
-    def stop(self) -> Any:
-        """Let no run begin any more."""
-        self.call(self.runs.stop)
-        return VirtualEvent()

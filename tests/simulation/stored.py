@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +15,15 @@ from apscheduler.triggers.interval import IntervalTrigger
 from psycopg.types.range import Range
 
 from apscheduler_tasklock._lock.job_rows import DueRow, DueRows, JobRow
-from apscheduler_tasklock._runs.queue import Ask
-from apscheduler_tasklock._runs.run import RunKind
-from apscheduler_tasklock._runs.submission import FAILED, DueRun
+from apscheduler_tasklock._runs.submission import DueRun
 from apscheduler_tasklock.jobstore import bad_rows, due
 from apscheduler_tasklock.jobstore.due import DueJobs
 from apscheduler_tasklock.testing import rule
 from tests.simulation.jobs_scenarios import JobsScenario, JobsStory
 from tests.simulation.jobs_side import Job, JobsReplica
-from tests.simulation.world import BEGIN, CLOCK, START, Process, replaced
+from tests.simulation.world import BEGIN, CLOCK, START, Chance, Process, replaced
 from tests.support.waist import (
     ClaimAnswer,
-    ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
     JobMove,
@@ -259,23 +255,12 @@ class StoredReplica(JobsReplica):
     def is_running(self) -> bool:
         return self.stopped_at == inf and not self.is_paused
 
-    def ask(self, ask: Ask) -> None:
-        """Ask for the runs that their reader still wants."""
-        reader: Any = self.reader
-        is_stored = ask.runs[0].kind is RunKind.STORED
-        wanted = [run for run in ask.runs if not is_stored or reader.is_wanted(None)]
-        unwanted = [run for run in ask.runs if run not in wanted]
-        if wanted:
-            super().ask(Ask(wanted, ask.most))
-        for run in unwanted:
-            self.queue.answered(run, ClaimOutcome.REFUSED)
-
     @property
     def room(self) -> float:
-        return self.queue.room
+        return self.runs.room
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
-        self.queue.note_room = note_room
+        self.runs.call_if_there_is_room(note_room)
 
     def _decode(self, row: JobRow) -> dict[str, Any]:
         stored = self._rows.jobs[row.id]
@@ -301,18 +286,7 @@ class StoredReplica(JobsReplica):
         """Put a run time that was read into the queue."""
         job = self._rows.jobs[stored.id].job
         window = (found.move.run_time - START).total_seconds()
-        request = replace(job.claim_of(window), min_lock=0.0, move=found.move)
-        run = self._run_of(job, RunKind.STORED, window, found.due_at, request)
-        run.work.over = partial(self._note_over, found, run.work)
-        self._come(run)
-
-    def _note_over(self, found: DueRun, work: Any) -> None:
-        end = work.fate.ends[-1]
-        if end == "refused":
-            found.refused = work.question.answer if work.question else None
-        elif end not in ("ran", "lost"):
-            found.refused = "withdrawn" if end == "withdrawn" else FAILED
-        found.reader.note_over(found)
+        self._submit(self._submission(job, [window], due=found))
 
 
 class StoredStory(JobsStory):
@@ -409,11 +383,6 @@ class _Thread:
         CLOCK.world.start(self._process, self._target, daemon=True)
 
 
-class _Chance:
-    def __getattr__(self, name: str) -> Any:
-        return getattr(CLOCK.world.random, name)
-
-
 class _Here:
     """In place of the thread of jobs' own code: it is called at once."""
 
@@ -431,7 +400,7 @@ def simulating_store() -> Iterator[None]:
         (due, "time", CLOCK),
         (bad_rows, "time", CLOCK),
         (due, "threading", SimpleNamespace(Event=_Event, Thread=_Thread)),
-        (due, "random", _Chance()),
+        (due, "random", Chance()),
         (due, "ApplicationThread", _Here),
         (due, "call_application", lambda function: function()),
     ):

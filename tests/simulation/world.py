@@ -8,6 +8,7 @@ that is made again goes the same way.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -104,6 +105,7 @@ class World:
     :ivar steps_ahead: when the database's clock was set ahead
     :ivar slow_until: until when the database answers late
     :ivar trace: the events: time, place and text
+    :ivar failures: errors after which the library went on, and which it has logged
     """
 
     def __init__(self, seed: int = 0, start: datetime = START) -> None:
@@ -115,6 +117,7 @@ class World:
         self.processes: list[Process] = []
         self.random = random.Random(seed)  # noqa: S311  # no secret
         self.trace: list[tuple[float, str, str]] = []
+        self.failures: list[BaseException] = []
         self._hub = greenlet.getcurrent()
         self._heap: list[tuple[float, int, _Wait | Callable[[], object]]] = []
         self._order = count()
@@ -280,6 +283,48 @@ class Clock:
 
 
 CLOCK = Clock()
+
+
+class Chance:
+    """Stands in for the module ``random``, with the chance of a world."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(CLOCK.world.random, name)
+
+
+class Failures:
+    """Stands in for a logger: notes the errors after which the library goes on."""
+
+    def exception(self, *_message: object, **_options: object) -> None:
+        error = sys.exc_info()[1]
+        assert error is not None
+        CLOCK.world.failures.append(error)
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return _log_nothing
+
+
+def _log_nothing(*_message: object, **_options: object) -> None: ...
+
+
+def call_application(function: Callable[[], object]) -> None:
+    """Call a function in a thread of its own, in place of the application's thread."""
+    world = CLOCK.world
+    if world.current is None:
+        function()
+    else:
+        world.start(world.current, function)
+
+
+class Giver:
+    """Stands in for the thread that gives: it gives at once, because nothing blocks here."""
+
+    def __init__(self, _name: str, *, keeps_out: bool) -> None: ...
+
+    def call_also_here(self, function: Callable[[], object]) -> None:
+        function()
+
+    def flush(self, _until: float) -> None: ...
 
 
 class VirtualFuture(PlainFuture[Any]):

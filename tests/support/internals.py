@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import thread as thread_pools
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
@@ -167,13 +166,6 @@ def undo_nothing(wanted: Any, _cursor: Any) -> None:
     if wanted._to_undo is not None:
         wanted.request = replace(wanted.request, claim_id=uuid4())
         wanted._to_undo = None
-
-
-def retry_in(held: Any, options: Any, error: BaseException) -> float | None:
-    """Return the seconds after which a run that has failed is run again; ``None``: it is not."""
-    submission = SimpleNamespace(options=options, is_manual=False)
-    run: Any = SimpleNamespace(held=held, submission=submission)
-    return ExecutorRun._retry_in(run, error)
 
 
 def safe_look(watch: Any) -> Any:

@@ -103,9 +103,18 @@ from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
+from apscheduler_tasklock._runs import executor_run, executor_runs, misfires, missed_runs
+from apscheduler_tasklock._runs.adapter import intercept_reports
+from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.deferred_runs import Outlook
+from apscheduler_tasklock._runs.executor_run import ExecutorRun
+from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
+from apscheduler_tasklock._runs.leadership import Leadership
+from apscheduler_tasklock._runs.misfires import SchedulerPasses
 from apscheduler_tasklock._runs.queue import RunQueue, ToDo
+from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import QueuedRun
+from apscheduler_tasklock._runs.submission import Submission, new_claim_ids
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
     FINDING_KINDS,
@@ -144,6 +153,7 @@ __all__ = [
     "UNNOTED",
     "AnyAttempt",
     "Ask",
+    "BlockedTasks",
     "Claim",
     "ClaimAnswer",
     "ClaimContext",
@@ -154,11 +164,15 @@ __all__ = [
     "ClosedDeadRun",
     "Deadline",
     "EndLease",
+    "ExecutorParts",
+    "ExecutorRun",
+    "ExecutorRuns",
     "Extend",
     "GiveUp",
     "GrantLimitError",
     "JobMove",
     "Lead",
+    "Leadership",
     "LockClient",
     "LockEnds",
     "LockProtocol",
@@ -171,6 +185,7 @@ __all__ = [
     "MissNotes",
     "MissedTimes",
     "NoAnswerError",
+    "Notifier",
     "OnTheWay",
     "Parameters",
     "Pauser",
@@ -197,12 +212,14 @@ __all__ = [
     "RunOutcome",
     "ScheduleNote",
     "ScheduleNotes",
+    "SchedulerPasses",
     "Sent",
     "ShortenHistory",
     "SignOfLife",
     "Statements",
     "Stop",
     "StoredClaims",
+    "Submission",
     "TaskRow",
     "TimedAnswer",
     "Timings",
@@ -217,16 +234,22 @@ __all__ = [
     "dict_row",
     "end_of",
     "entries_in_words",
+    "executor_run",
+    "executor_runs",
     "fate_of",
     "findings_of",
     "headline_of",
     "hear_of_probes",
     "intercept_claims",
+    "intercept_reports",
     "is_takeover",
     "lane_in_words",
     "limit",
     "manual_run_of",
     "met",
+    "misfires",
+    "missed_runs",
+    "new_claim_ids",
     "of_each_application",
     "open_runs",
     "printable",
