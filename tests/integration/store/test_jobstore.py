@@ -661,7 +661,7 @@ class TestRunning:
     def test_what_is_due_while_its_task_runs_waits_for_the_end(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
-        replicas = [make(), make()]
+        replicas = [make(max_factor=600), make(max_factor=600)]
         replicas[0].scheduler.add_job(
             note_and_wait,
             "interval",
@@ -682,9 +682,16 @@ class TestRunning:
     def test_what_waited_for_the_end_is_due_from_then_on_and_not_overdue_at_once(
         self, make: Make, key: str, gate: Gate, database_url: str
     ) -> None:
-        replica = make()
+        # With the default of 5 the run would be over after 5 s, and found dead.
+        replica = make(max_factor=600)
         replica.scheduler.add_job(
-            note_and_wait, "interval", seconds=1, args=[key], id=key, next_run_time=now()
+            note_and_wait,
+            "interval",
+            seconds=1,
+            args=[key],
+            id=key,
+            next_run_time=now(),
+            misfire_grace_time=None,
         )
         replica.runs(key)
         with closing(TaskLocks(database_url)) as operator:
