@@ -79,7 +79,12 @@ from apscheduler_tasklock._runs.missed_runs import (
 from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.process_runs import ProcessRuns
 from apscheduler_tasklock._runs.registration import Registrar
-from apscheduler_tasklock._runs.reports import Notifier, Reports, event_of_closed
+from apscheduler_tasklock._runs.reports import (
+    Notifier,
+    event_of_closed,
+    report_not_begun,
+    telemetry_of,
+)
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
 from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
@@ -809,9 +814,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 self._missed.note_unasked(*found, datetime.now(timezone.utc))
 
     def _report_not_begun(self, submission: Submission) -> None:
-        notifier = Notifier(self._adapter.dispatch, self._blocked)
         for run_time in submission.run_times:
-            Reports(submission, run_time, self.locks, notifier).not_begun()
+            report_not_begun(submission, run_time, telemetry_of(submission))
 
     def _know(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         key = (job.id, jobstore)
@@ -1105,8 +1109,7 @@ class StoredRuns:
     def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
         """Report a missed run time of a job of a ``TaskLockJobStore``."""
         submission = self._submission(job, jobstore, due.move.run_time, due)
-        run_time, notifier = due.move.run_time, self._executor._notifier(submission.awaited)
-        Reports(submission, run_time, self._executor.locks, notifier).telemetry.skipped("misfire")
+        telemetry_of(submission).skipped("misfire")
         self._executor._report_missed(submission)
 
     def note_missed(

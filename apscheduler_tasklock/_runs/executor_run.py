@@ -32,7 +32,7 @@ from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.leadership import FollowerRun
-from apscheduler_tasklock._runs.reports import Notifier, Reports
+from apscheduler_tasklock._runs.reports import Notifier, ReportedRun, telemetry_of
 from apscheduler_tasklock._runs.run import QueuedRun, Token
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
@@ -53,7 +53,7 @@ logger = logger_of(__name__)
 LEAST_OF_LEASE = 1 / 3
 
 
-class ExecutorRun(QueuedRun):
+class ExecutorRun(ReportedRun, QueuedRun):
     """One run of a submission, on this replica: for its queue, its claim, its lock, its release.
 
     The run is claimed before a worker gets it, and its release begins when its job has ended. Only
@@ -69,7 +69,6 @@ class ExecutorRun(QueuedRun):
     :ivar context: the context variables of the thread that submitted the run
     :ivar claim: the claim; ``None``: no claim was made yet
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
-    :ivar report_closed: reports the end of a dead run that the claim has closed
     :ivar held: the lock of the claim; ``None`` if the claim was not granted
     :ivar refusal: why a scheduled run time was refused
     :ivar deferred_by: the refusal because of which this run, or an earlier run of its backlog, is
@@ -127,6 +126,7 @@ class ExecutorRun(QueuedRun):
         )
         self.run_time = run_time
         self.locks = locks
+        self.notifier = notifier
         self.queue = queue
         self.context = copy_context()
         self.claim: AnyAttempt | None = None
@@ -145,8 +145,8 @@ class ExecutorRun(QueuedRun):
         self.is_cancelled = False
         self.took = 0.0
         self.release: Release | None = None
+        self.loss_to_report = Token()
         self.is_reported = False
-        self._notifier = notifier
         self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
         # Makes sure that only one thread releases the claim: the worker's thread, or the thread of
@@ -170,9 +170,7 @@ class ExecutorRun(QueuedRun):
         self.deferred_by: Refusal | None = None
         self._claim_id = claim_id
         self._asked: AnyRequest | None = None
-        self._reports = Reports(submission, self.run_time, self.locks, self._notifier)
-        self._telemetry = self._reports.telemetry
-        self.report_closed = self._reports.closed
+        self.telemetry = telemetry_of(submission)
 
     def note_decided(self) -> None:
         """Wake the thread that waits for the decision, if one does."""
@@ -197,7 +195,7 @@ class ExecutorRun(QueuedRun):
             return self._runs_despite is not None
         if isinstance(claimed, HeldLock):
             self.held = claimed  # first of all, so that the window is handed over after an error
-        self._telemetry.claimed(wanted_at, claimed)
+        self.telemetry.claimed(wanted_at, claimed)
         if isinstance(claimed, HeldLock):
             self._note_run_time(claimed)
             return True
@@ -211,23 +209,16 @@ class ExecutorRun(QueuedRun):
         Called in the worker, right before the job.
         """
         if self.held is not None:
-            self._reports.granted(self.held)
+            self.report_claim()
         elif self._runs_despite is not None:
-            self._reports.failed(self._runs_despite, runs=True)
+            self.report_failed(self._runs_despite, runs=True)
 
     def report_not_claimed(self) -> None:
         """Report that the run was not claimed, because the scheduler is shut down."""
         logger.debug(
             "Task %r: not claimed, since the scheduler is shut down", self.submission.task_name
         )
-        self._telemetry.skipped("shutdown")
-
-    def report_refused(self, refusal: Refusal) -> None:
-        """Report that a deferred run is not run.
-
-        :param refusal: the refusal because of which the run was deferred
-        """
-        self._reports.refused(refusal)
+        self.telemetry.skipped("shutdown")
 
     def report_run_by_another(self, refusal: Refusal) -> None:
         """Report a follower's run time, of which a look has found that another replica has run it.
@@ -236,16 +227,12 @@ class ExecutorRun(QueuedRun):
             such as that of another function under this task's name.
         """
         assert isinstance(self._asked, ClaimRequest)
-        self._reports.warn_of(self._asked, refusal)
-        self._reports.refused(refusal)
+        self.report_warnings(self._asked, refusal)
+        self.report_refused(refusal)
 
     def report_missed(self) -> None:
         """Count a misfire, which APScheduler's own code reports."""
-        self._telemetry.skipped("misfire")
-
-    def report_not_begun(self) -> None:
-        """Report a run time that is not run here, because this replica shuts down."""
-        self._reports.not_begun()
+        self.telemetry.skipped("misfire")
 
     def begin_hand_over(self) -> Release | None:
         """Begin to hand over the window of a job that does not run here."""
@@ -254,15 +241,13 @@ class ExecutorRun(QueuedRun):
 
     def begin_hand_over_late(self) -> Release | None:
         """Report a run that has not begun in time, and begin to hand over its window."""
-        assert self.held is not None
-        self._reports.not_begun_in_time(self.held)
+        self.report_not_begun_in_time()
         return self.begin_hand_over()
 
     def begin_hand_over_lost(self) -> Release | None:
         """Report a lock that was lost before its job began, and begin to hand the window over."""
-        assert self.held is not None
         if not self._cut:
-            self._reports.lost(self.held, begun=False)
+            self.report_lost(begun=False)
         return self.begin_hand_over()
 
     def begin_lease_end(self) -> Release | None:
@@ -274,7 +259,7 @@ class ExecutorRun(QueuedRun):
             return None
         assert self.held is not None
         # In the application's thread, because the SDK may send the span right where it ends.
-        call_application(partial(self._telemetry.ended, RunOutcome(outcome="died")))
+        call_application(partial(self.telemetry.ended, RunOutcome(outcome="died")))
         return self.locks.begin_lease_end(self.held)
 
     def report_lease_end(self, release: Release) -> None:
@@ -282,13 +267,12 @@ class ExecutorRun(QueuedRun):
 
         :param release: the release that ends the lease. It has arrived or failed.
         """
-        assert self.held is not None
         try:
             release.future.result()
         except TaskLockError as error:
-            self._reports.not_released(self.held, error)
+            self.report_not_released(error)
         else:
-            self._reports.died(self.held)
+            self.report_died()
 
     def begin_release(
         self,
@@ -374,10 +358,10 @@ class ExecutorRun(QueuedRun):
             yield
             return
         self.running = True
-        self.held.on_lost(partial(self._lose, self.held))
+        self.held.on_lost(self._lose)
         try:
             run_time = self.run_time.timestamp()
-            with holding(self.held), self._telemetry.running(self.held, run_time):
+            with holding(self.held), self.telemetry.running(self.held, run_time):
                 yield
         finally:
             self.running = False
@@ -413,9 +397,9 @@ class ExecutorRun(QueuedRun):
             the error was reported
         """
         if self.locks.closed:
-            self._reports.not_begun()
+            self.report_not_begun()
             return None
-        self._telemetry.claim_failed(self._wanted_at)
+        self.telemetry.claim_failed(self._wanted_at)
         # With `run_unlocked` the job runs without a lock, except in four cases:
         # - A look has submitted the run, such as a takeover. Another replica may run it.
         # - The task's row is locked. The session that has locked the row may have claimed the task.
@@ -430,9 +414,9 @@ class ExecutorRun(QueuedRun):
         if unlocked:
             return error
         if self.submission.dead_run is not None or self.submission.failed_run is not None:
-            self._reports.not_run_again(error)
+            self.report_not_run_again(error)
         else:
-            self._reports.failed(error, runs=False)
+            self.report_failed(error, runs=False)
         return None
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
@@ -459,7 +443,7 @@ class ExecutorRun(QueuedRun):
                 "Task %r: %s is not run again here, because its claim was refused (%s); the last "
                 "claim is of replica %r",
                 self.submission.task_name,
-                self._reports.in_words,
+                self.in_words,
                 refusal.reason,
                 refusal.holder,
             )
@@ -474,14 +458,14 @@ class ExecutorRun(QueuedRun):
             )
             return
         assert isinstance(self._asked, ClaimRequest)
-        self._reports.warn_of(self._asked, refusal)
+        self.report_warnings(self._asked, refusal)
         # The run of a stored job is not deferred, because the job store reads the job again.
         if due is None:
             self.refusal = refusal
         if self.refusal is not None and refusal.blocked:
-            self._reports.deferred(refusal)
+            self.report_deferred(refusal)
         else:
-            self._reports.refused(refusal)
+            self.report_refused(refusal)
 
     def _note_run_time(self, held: HeldLock) -> None:
         submission = self.submission
@@ -495,14 +479,14 @@ class ExecutorRun(QueuedRun):
         if submission.is_stored or submission.run_time_is_shared(held.window_start):
             held.run_time = held.window_start
         held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
-        self.run_time = self._reports.run_time = held.run_time
+        self.run_time = held.run_time
 
-    def _lose(self, held: HeldLock) -> None:
+    def _lose(self) -> None:
         """Report a lock that was lost while the job runs.
 
         With ``cancel_on_lost``, also cancel the job.
         """
-        self._reports.lost(held)
+        self.report_lost()
         options = self.submission.options
         if self._loop is not None and options is not None and options.cancel_on_lost:
             self._loop.call_soon_threadsafe(self._cancel)
@@ -531,7 +515,7 @@ class ExecutorRun(QueuedRun):
         # Traces get the exception only if `redact` is the default, because a trace has the whole
         # traceback, which `redact` cannot change.
         if exception is not None and self.locks.settings.redact is str:
-            self._telemetry.raised(exception)
+            self.telemetry.raised(exception)
         outcome = RunOutcome.of(
             exception,
             WindowAfter.OPEN if opens else WindowAfter.KEEP,
@@ -623,7 +607,7 @@ class ExecutorRun(QueuedRun):
         assert self._outcome is not None
         released = self.locks.made_of(self.held, release, answer)
         if released is not None:
-            call_application(partial(self._reports.released, self.held, released, self._outcome))
+            call_application(partial(self.report_arrived, released, self._outcome))
 
     def report_at_stop(self, seconds: float) -> None:
         """In a shutdown, report the release of a coroutine that has ended.
@@ -656,22 +640,20 @@ class ExecutorRun(QueuedRun):
             self._report(released)
 
     def _report_failure(self, error: TaskLockError) -> None:
-        assert self.held is not None
         assert self._outcome is not None
         if self._is_first_to_report():
-            self._telemetry.ended(self._outcome)
-            self._reports.not_released(self.held, error)
+            self.telemetry.ended(self._outcome)
+            self.report_not_released(error)
 
     def _report(self, released: Released | None) -> None:
-        assert self.held is not None
         assert self._outcome is not None
         if not self._is_first_to_report():
             return
-        self._telemetry.ended(self._outcome)
+        self.telemetry.ended(self._outcome)
         if released is not None:
-            self._reports.released(self.held, released, self._outcome)
+            self.report_arrived(released, self._outcome)
         elif not self._cut:
-            self._reports.lost(self.held)
+            self.report_lost()
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:

@@ -54,7 +54,7 @@ from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
-from apscheduler_tasklock._runs.reports import Notifier
+from apscheduler_tasklock._runs.reports import Notifier, report_closed
 from apscheduler_tasklock._runs.run import RunKind, State
 from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
 from apscheduler_tasklock._runs.trigger_times import is_single
@@ -966,7 +966,7 @@ def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
         if failure is not None:
             return failure
         run.claim = run.claim or run.locks.attempt(run.request())
-        run.claim.report_closed = run.report_closed
+        run.claim.report_closed = partial(report_closed, run.submission, run.notifier)
     except Exception as error:  # noqa: BLE001  # such as that the client is closed
         return error
     return run.claim

@@ -7,7 +7,6 @@ which may take long.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedDeadRun, Refusal
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
+from apscheduler_tasklock._runs.run import Token
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.telemetry import RunTelemetry
 from apscheduler_tasklock._values import logger_of
@@ -87,35 +87,38 @@ class Notifier:
     note_missed: Callable[[ClaimRequest, MissCause, str], object] = lambda *_note: None
 
 
-class Reports:
-    """Reports what becomes of the claim and the lock of one run.
+class ReportedRun:
+    """Reports what becomes of a run's claim and lock. The run itself has these attributes.
 
-    :param notifier: dispatches the events
+    :ivar submission: the submission of the run
     :ivar run_time: the run time
+    :ivar locks: the replica's client
+    :ivar notifier: dispatches the events
     :ivar telemetry: measures the run
+    :ivar held: the lock of the claim; ``None`` if the claim was not granted
+    :ivar loss_to_report: the right to report that the lock is lost. The replica's thread and the
+        worker may notice the loss at the same moment, and it is reported once.
     """
 
-    def __init__(
-        self, submission: Submission, run_time: datetime, locks: LockClient, notifier: Notifier
-    ) -> None:
-        self.run_time = run_time
-        self.telemetry = telemetry_of(submission)
-        self._submission = submission
-        self._locks = locks
-        self._notifier = notifier
-        self._lost_reported = False
-        self._reporting_lost = threading.Lock()
+    submission: Submission
+    run_time: datetime
+    locks: LockClient
+    notifier: Notifier
+    telemetry: RunTelemetry
+    held: HeldLock | None
+    loss_to_report: Token
 
     @property
     def in_words(self) -> str:
         """The run in words, for log lines: the window, or the manual run."""
-        if self._submission.is_manual:
+        if self.submission.is_manual:
             return "the manual run"
         return f"the window of {self.run_time}"
 
-    def granted(self, held: HeldLock) -> None:
+    def report_claim(self) -> None:
         """Report a claim that was granted; for a takeover also why the window is run again."""
-        dead_run = self._submission.dead_run
+        held, dead_run = self.held, self.submission.dead_run
+        assert held is not None
         if dead_run is not None:
             why = (
                 "handed it over"
@@ -132,7 +135,7 @@ class Reports:
                 why,
             )
         reason = "takeover" if held.is_takeover else None
-        if self._submission.failed_run is not None:
+        if self.submission.failed_run is not None:
             reason = "retry"
             logger.info(
                 "Task %r: runs %s again (attempt %d, token %s), since its run on %r has failed",
@@ -140,49 +143,48 @@ class Reports:
                 self.in_words,
                 held.attempt,
                 held.token,
-                self._submission.failed_run.holder,
+                self.submission.failed_run.holder,
             )
-        if self._submission.request_id is not None:
+        if self.submission.request_id is not None:
             reason = "manual"
             logger.info("Task %r: manual run (token %s)", held.name, held.token)
-        self._dispatch_for(
-            held,
+        self._dispatch_of_lock(
             EVENT_TASK_LOCK_GRANTED,
             locked_until=held.locked_until,
             reason=reason,
             attempt=held.attempt,
         )
 
-    def warn_of(self, request: ClaimRequest, refusal: Refusal) -> None:
+    def report_warnings(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Log the warnings that a refusal gives rise to; see :class:`BlockedTaskWarnings`.
 
         Also note a refused run time that the application has set, which nobody else can know of.
         """
-        blocked = self._notifier.blocked
-        warnings = BlockedTaskWarnings(self._submission, self.run_time, self._locks, blocked)
+        blocked = self.notifier.blocked
+        warnings = BlockedTaskWarnings(self.submission, self.run_time, self.locks, blocked)
         warnings.warn(request, refusal)
         reason = warnings.warn_of_set_time(request, refusal)
         if reason is not None:
-            self._notifier.note_missed(request, MissCause.REFUSED, reason)
+            self.notifier.note_missed(request, MissCause.REFUSED, reason)
 
-    def deferred(self, refusal: Refusal) -> None:
+    def report_deferred(self, refusal: Refusal) -> None:
         """Report a run time that was refused, and is claimed again when the run in its way is over.
 
         There is no event, because the run time may still be run.
         """
         logger.debug(
             "Task %r: the run time %s waits for the run of %r (token %s)",
-            self._submission.task_name,
+            self.submission.task_name,
             self.run_time,
             refusal.holder,
             refusal.token,
         )
 
-    def refused(self, refusal: Refusal) -> None:
+    def report_refused(self, refusal: Refusal) -> None:
         """Report a run time that was refused for good."""
         logger.debug(
             "Task %r: refused for the run time %s (%s, held by %r until %s)",
-            self._submission.task_name,
+            self.submission.task_name,
             self.run_time,
             refusal.reason,
             refusal.holder,
@@ -196,7 +198,7 @@ class Reports:
             reason=refusal.reason,
         )
 
-    def failed(self, error: TaskLockError, *, runs: bool) -> None:
+    def report_failed(self, error: TaskLockError, *, runs: bool) -> None:
         """Report a claim that was neither granted nor refused.
 
         :param runs: whether the job runs without its lock
@@ -208,7 +210,7 @@ class Reports:
         logger.log(
             logging.WARNING if is_outage else logging.ERROR,
             "Task %r: %s for the run time %s: %s%s",
-            self._submission.task_name,
+            self.submission.task_name,
             "run without its lock" if runs else "not run",
             self.run_time,
             error,
@@ -218,34 +220,31 @@ class Reports:
             self.telemetry.skipped("error")
         self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def not_begun(self) -> None:
+    def report_not_begun(self) -> None:
         """Report a run time that is not run here, because this replica shuts down."""
-        self.telemetry.skipped("shutdown")
-        logger.info(
-            "Task %r: the run time %s is not run here, since this replica is shutting down",
-            self._submission.task_name,
-            self.run_time,
-        )
+        report_not_begun(self.submission, self.run_time, self.telemetry)
 
-    def not_run_again(self, error: TaskLockError) -> None:
+    def report_not_run_again(self, error: TaskLockError) -> None:
         """Report a takeover or a retry whose claim failed, and which is tried again.
 
         Logged once for each dead or failed run.
         """
-        run = self._submission.dead_run or self._submission.failed_run
+        run = self.submission.dead_run or self.submission.failed_run
         assert run is not None
-        if self._notifier.blocked.is_first(f"repetition of {run.token}", run.task_name):
+        if self.notifier.blocked.is_first(f"repetition of {run.token}", run.task_name):
             logger.warning(
                 "Task %r: %s, %s, could not be run again; trying again: %s",
-                self._submission.task_name,
+                self.submission.task_name,
                 self.in_words,
-                "whose holder died" if self._submission.dead_run else "which has failed",
+                "whose holder died" if self.submission.dead_run else "which has failed",
                 error,
             )
         self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def released(self, held: HeldLock, released: Released, outcome: RunOutcome) -> None:
+    def report_arrived(self, released: Released, outcome: RunOutcome) -> None:
         """Report a release that has arrived."""
+        held = self.held
+        assert held is not None
         handed_over = outcome.window is WindowAfter.HAND_OVER
         if handed_over:
             logger.info(
@@ -263,8 +262,7 @@ class Reports:
                 outcome.error_type,
                 released.retry_at,
             )
-        self._dispatch_for(
-            held,
+        self._dispatch_of_lock(
             EVENT_TASK_LOCK_RELEASED,
             locked_until=released.locked_until,
             reason="handed over" if handed_over else None,
@@ -275,59 +273,52 @@ class Reports:
             took=released.took if outcome.outcome else None,
         )
 
-    def closed(self, closed: ClosedDeadRun) -> None:
-        """Report the end of a dead run of this task, whose row a claim of this run has closed.
-
-        Its own replica cannot report it.
-        """
-        if self._notifier.has_listener(EVENT_TASK_LOCK_RELEASED):
-            key, task_name = self._submission.key, self._submission.task_name
-            self._notifier.dispatch(event_of_closed(closed, task_name, key, self.run_time.tzinfo))
-
-    def not_released(self, held: HeldLock, error: TaskLockError) -> None:
+    def report_not_released(self, error: TaskLockError) -> None:
         """Report a release that failed."""
         if not isinstance(error, TaskLockDatabaseError):
             logger.error(
                 "Task %r: its lock could not be released; the release is tried again until the "
                 "lock ends by itself: %s",
-                held.name,
+                self.submission.task_name,
                 error,
             )
-        self._dispatch_for(held, EVENT_TASK_LOCK_ERROR, exception=error)
+        self._dispatch_of_lock(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def died(self, held: HeldLock) -> None:
+    def report_died(self) -> None:
         """Report that the worker process of a run died."""
         logger.warning(
-            "Task %r: the worker process that ran it is dead; its lock is free", held.name
+            "Task %r: the worker process that ran it is dead; its lock is free",
+            self.submission.task_name,
         )
-        self._dispatch_for(held, EVENT_TASK_LOCK_LOST, reason="died")
+        self._dispatch_of_lock(EVENT_TASK_LOCK_LOST, reason="died")
 
-    def not_begun_in_time(self, held: HeldLock) -> None:
+    def report_not_begun_in_time(self) -> None:
         """Report a run that has not begun although its maximum lock is about to end."""
-        logger.warning(NOT_BEGUN_IN_TIME, held.name, self.run_time, held.token)
+        self._warn(NOT_BEGUN_IN_TIME)
 
-    def lost(self, held: HeldLock, *, begun: bool = True) -> None:
+    def report_lost(self, *, begun: bool = True) -> None:
         """Report, once, a lock that was lost before its run ended.
 
         :param begun: whether the run had begun
         """
-        # The replica's thread and the worker may notice the loss at the same moment.
-        with self._reporting_lost:
-            if self._lost_reported:
-                return
-            self._lost_reported = True
-        logger.warning(LOST if begun else NOT_BEGUN_IN_TIME, held.name, self.run_time, held.token)
-        self.telemetry.lost()
-        self._dispatch_for(held, EVENT_TASK_LOCK_LOST)
+        if self.loss_to_report.take():
+            self._warn(LOST if begun else NOT_BEGUN_IN_TIME)
+            self.telemetry.lost()
+            self._dispatch_of_lock(EVENT_TASK_LOCK_LOST)
 
-    def _dispatch_for(self, held: HeldLock, code: int, **details: Any) -> None:
-        self._dispatch(code, holder=self._locks.replica_id, token=held.token, **details)
+    def _warn(self, words: str) -> None:
+        assert self.held is not None
+        logger.warning(words, self.submission.task_name, self.run_time, self.held.token)
+
+    def _dispatch_of_lock(self, code: int, **details: Any) -> None:
+        assert self.held is not None
+        self._dispatch(code, holder=self.locks.replica_id, token=self.held.token, **details)
 
     def _dispatch(self, code: int, **details: Any) -> None:
-        if not self._notifier.has_listener(code):
+        if not self.notifier.has_listener(code):
             return
-        submission = self._submission
-        self._notifier.dispatch(
+        submission = self.submission
+        self.notifier.dispatch(
             TaskLockEvent(
                 code,
                 submission.job.id,
@@ -337,6 +328,26 @@ class Reports:
                 **details,
             )
         )
+
+
+def report_not_begun(submission: Submission, run_time: datetime, telemetry: RunTelemetry) -> None:
+    """Report a run time that is not run here, because this replica shuts down."""
+    telemetry.skipped("shutdown")
+    logger.info(
+        "Task %r: the run time %s is not run here, since this replica is shutting down",
+        submission.task_name,
+        run_time,
+    )
+
+
+def report_closed(submission: Submission, notifier: Notifier, closed: ClosedDeadRun) -> None:
+    """Report the end of a dead run of a task, whose row a claim of this submission has closed.
+
+    Its own replica cannot report it.
+    """
+    if notifier.has_listener(EVENT_TASK_LOCK_RELEASED):
+        key, tz = submission.key, submission.run_times[0].tzinfo
+        notifier.dispatch(event_of_closed(closed, submission.task_name, key, tz))
 
 
 def event_of_closed(

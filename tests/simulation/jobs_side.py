@@ -133,6 +133,7 @@ class SchedulersJob:
 
     def __post_init__(self) -> None:
         self.id = self.name = self.job.name
+        self.func_ref = f"simulated:{self.id}"
         self.misfire_grace_time = self.job.grace
         self.coalesce = self.job.coalesce
 

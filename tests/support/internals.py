@@ -208,12 +208,12 @@ def fail_once_while_runs_are(doing: str, executor: Any) -> None:
 def fail_to_report_waiting_runs(executor: Any) -> None:
     """Let the reports of the runs fail that wait in a started executor."""
     for run in executor._runs._functions.runs._waiting:
-        run._telemetry = Mock(skipped=Mock(side_effect=LookupError))
+        run.telemetry = Mock(skipped=Mock(side_effect=LookupError))
 
 
 def fail_to_measure(run: ExecutorRun) -> None:
     """Let the telemetry of a run's claim fail."""
-    run._telemetry = Mock(claimed=Mock(side_effect=LookupError))
+    run.telemetry = Mock(claimed=Mock(side_effect=LookupError))
 
 
 def fail_after_a_claims_answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -193,10 +193,15 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
         locks.begin_release(second)
         go_on.set()
         closing.result(60)
-    given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
+
+    def given_up() -> list[Any]:
+        # In whatever order: the two may fail together, or one after the other.
+        return sorted(r.args for r in caplog.records if "was not released" in r.getMessage())
+
     assert released(connection) == (["first", "second"] if arrives else [])
-    # In whatever order: the two may fail together, or one after the other.
-    assert sorted(given_up) == ([] if arrives else [("first",), ("second",)])
+    # Where the machine stands still, the close may be over before the answer's limit.
+    warned = [] if arrives else [("first",), ("second",)]
+    eventually(lambda: given_up() == warned, instead=given_up)
 
 
 def test_one_is_given_up_by_close_also_if_the_databases_thread_stood_still_meanwhile(
