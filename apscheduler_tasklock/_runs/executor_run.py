@@ -149,10 +149,10 @@ class ExecutorRun(ReportedRun, QueuedRun):
         self.is_reported = False
         self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
-        # Makes sure that only one thread releases the claim: the worker's thread, or the thread of
-        # a shutdown that cuts the run.
+        # One of two threads releases the claim: the worker's, or that of a shutdown that cuts the
+        # run. And one of them reports the release, under the lock.
+        self._release_once = Token()
         self._release_lock = threading.Lock()
-        self._release_begun = False
         self._outcome: RunOutcome | None = None
         self._is_release_reported = False
         self._reported_event: threading.Event | None = None
@@ -209,9 +209,9 @@ class ExecutorRun(ReportedRun, QueuedRun):
         Called in the worker, right before the job.
         """
         if self.held is not None:
-            self.report_claim()
+            self.report_lock()
         elif self._runs_despite is not None:
-            self.report_failed(self._runs_despite, runs=True)
+            self.report_claim_failed(self._runs_despite, runs=True)
 
     def report_not_claimed(self) -> None:
         """Report that the run was not claimed, because the scheduler is shut down."""
@@ -229,10 +229,6 @@ class ExecutorRun(ReportedRun, QueuedRun):
         assert isinstance(self._asked, ClaimRequest)
         self.report_warnings(self._asked, refusal)
         self.report_refused(refusal)
-
-    def report_missed(self) -> None:
-        """Count a misfire, which APScheduler's own code reports."""
-        self.telemetry.skipped("misfire")
 
     def begin_hand_over(self) -> Release | None:
         """Begin to hand over the window of a job that does not run here."""
@@ -416,7 +412,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         if self.submission.dead_run is not None or self.submission.failed_run is not None:
             self.report_not_run_again(error)
         else:
-            self.report_failed(error, runs=False)
+            self.report_claim_failed(error, runs=False)
         return None
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
@@ -589,11 +585,8 @@ class ExecutorRun(ReportedRun, QueuedRun):
 
     def _is_first_to_release(self) -> bool:
         """Return whether a lock is held, and the caller is the first to release its claim."""
-        with self._release_lock:
-            if self._release_begun or self.held is None or self.held.inherited:
-                return False
-            self._release_begun = True
-        return True
+        held = self.held
+        return held is not None and not held.inherited and self._release_once.take()
 
     def _send_release(self, outcome: RunOutcome) -> Release:
         assert self.held is not None
@@ -607,7 +600,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         assert self._outcome is not None
         released = self.locks.made_of(self.held, release, answer)
         if released is not None:
-            call_application(partial(self.report_arrived, released, self._outcome))
+            call_application(partial(self.report_released, released, self._outcome))
 
     def report_at_stop(self, seconds: float) -> None:
         """In a shutdown, report the release of a coroutine that has ended.
@@ -635,11 +628,11 @@ class ExecutorRun(ReportedRun, QueuedRun):
         try:
             released = self.locks.released(self.held, release, seconds)
         except TaskLockError as error:
-            self._report_failure(error)
+            self._report_not_released(error)
         else:
             self._report(released)
 
-    def _report_failure(self, error: TaskLockError) -> None:
+    def _report_not_released(self, error: TaskLockError) -> None:
         assert self._outcome is not None
         if self._is_first_to_report():
             self.telemetry.ended(self._outcome)
@@ -651,7 +644,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
             return
         self.telemetry.ended(self._outcome)
         if released is not None:
-            self.report_arrived(released, self._outcome)
+            self.report_released(released, self._outcome)
         elif not self._cut:
             self.report_lost()
 

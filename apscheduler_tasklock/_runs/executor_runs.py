@@ -520,7 +520,7 @@ class ExecutorRuns:
             self._may_be_late = True
         self._parts.count_active(run.submission)
         if run.is_missed:
-            run.report_missed()
+            run.telemetry.skipped("misfire")  # which APScheduler's own code reports
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
             if run.submission.due is not None:
                 self._move_on(run, run.submission.due)

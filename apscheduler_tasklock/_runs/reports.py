@@ -83,12 +83,12 @@ class Notifier:
 
     dispatch: Dispatch
     blocked: BlockedTasks
-    has_listener: Callable[[int], bool] = lambda _code: True
-    note_missed: Callable[[ClaimRequest, MissCause, str], object] = lambda *_note: None
+    has_listener: Callable[[int], bool]
+    note_missed: Callable[[ClaimRequest, MissCause, str], object]
 
 
 class ReportedRun:
-    """Reports what becomes of a run's claim and lock. The run itself has these attributes.
+    """The log lines and events of a run: base class of ``ExecutorRun``, which has the attributes.
 
     :ivar submission: the submission of the run
     :ivar run_time: the run time
@@ -115,7 +115,7 @@ class ReportedRun:
             return "the manual run"
         return f"the window of {self.run_time}"
 
-    def report_claim(self) -> None:
+    def report_lock(self) -> None:
         """Report a claim that was granted; for a takeover also why the window is run again."""
         held, dead_run = self.held, self.submission.dead_run
         assert held is not None
@@ -127,7 +127,7 @@ class ReportedRun:
             )
             logger.info(
                 "Task %r: runs %s again (token %s), since its holder %r (token %s) %s",
-                held.name,
+                self.submission.task_name,
                 self.in_words,
                 held.token,
                 held.dead_holder,
@@ -139,7 +139,7 @@ class ReportedRun:
             reason = "retry"
             logger.info(
                 "Task %r: runs %s again (attempt %d, token %s), since its run on %r has failed",
-                held.name,
+                self.submission.task_name,
                 self.in_words,
                 held.attempt,
                 held.token,
@@ -147,7 +147,7 @@ class ReportedRun:
             )
         if self.submission.request_id is not None:
             reason = "manual"
-            logger.info("Task %r: manual run (token %s)", held.name, held.token)
+            logger.info("Task %r: manual run (token %s)", self.submission.task_name, held.token)
         self._dispatch_of_lock(
             EVENT_TASK_LOCK_GRANTED,
             locked_until=held.locked_until,
@@ -198,7 +198,7 @@ class ReportedRun:
             reason=refusal.reason,
         )
 
-    def report_failed(self, error: TaskLockError, *, runs: bool) -> None:
+    def report_claim_failed(self, error: TaskLockError, *, runs: bool) -> None:
         """Report a claim that was neither granted nor refused.
 
         :param runs: whether the job runs without its lock
@@ -241,7 +241,7 @@ class ReportedRun:
             )
         self._dispatch(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def report_arrived(self, released: Released, outcome: RunOutcome) -> None:
+    def report_released(self, released: Released, outcome: RunOutcome) -> None:
         """Report a release that has arrived."""
         held = self.held
         assert held is not None
@@ -249,14 +249,14 @@ class ReportedRun:
         if handed_over:
             logger.info(
                 "Task %r: %s is handed over to another replica (token %s)",
-                held.name,
+                self.submission.task_name,
                 self.in_words,
                 held.token,
             )
         if released.retry_at is not None:
             logger.info(
                 "Task %r: attempt %d at the run time %s has failed (%s); it is run again at %s",
-                held.name,
+                self.submission.task_name,
                 held.attempt,
                 self.run_time,
                 outcome.error_type,
@@ -294,7 +294,7 @@ class ReportedRun:
 
     def report_not_begun_in_time(self) -> None:
         """Report a run that has not begun although its maximum lock is about to end."""
-        self._warn(NOT_BEGUN_IN_TIME)
+        self._warn_of_lock(NOT_BEGUN_IN_TIME)
 
     def report_lost(self, *, begun: bool = True) -> None:
         """Report, once, a lock that was lost before its run ended.
@@ -302,11 +302,11 @@ class ReportedRun:
         :param begun: whether the run had begun
         """
         if self.loss_to_report.take():
-            self._warn(LOST if begun else NOT_BEGUN_IN_TIME)
+            self._warn_of_lock(LOST if begun else NOT_BEGUN_IN_TIME)
             self.telemetry.lost()
             self._dispatch_of_lock(EVENT_TASK_LOCK_LOST)
 
-    def _warn(self, words: str) -> None:
+    def _warn_of_lock(self, words: str) -> None:
         assert self.held is not None
         logger.warning(words, self.submission.task_name, self.run_time, self.held.token)
 
@@ -341,9 +341,9 @@ def report_not_begun(submission: Submission, run_time: datetime, telemetry: RunT
 
 
 def report_closed(submission: Submission, notifier: Notifier, closed: ClosedDeadRun) -> None:
-    """Report the end of a dead run of a task, whose row a claim of this submission has closed.
+    """Report the end of a dead run, because a claim of the submission has closed its row.
 
-    Its own replica cannot report it.
+    The dead run's own replica cannot report it.
     """
     if notifier.has_listener(EVENT_TASK_LOCK_RELEASED):
         key, tz = submission.key, submission.run_times[0].tzinfo

@@ -49,12 +49,13 @@ class State(enum.Enum):
 
 
 class Token:
-    """The right to begin a given run, or to withdraw it. The token can be taken once.
+    """A right that can be taken once.
 
-    The worker takes the token before it begins the run. Any other code takes the token before it
-    withdraws the run. So only one of the two happens. A message from the worker that it has begun
-    the run would not do, because it could come too late: a pool may have queued the run although
-    the pool's ``submit`` has raised an error, and a worker may begin the run at any time.
+    A run has one to begin it, or to withdraw it. The worker takes the token before it begins the
+    run. Any other code takes the token before it withdraws the run. So only one of the two happens.
+    A message from the worker that it has begun the run would not do, because it could come too
+    late: a pool may have queued the run although the pool's ``submit`` has raised an error, and a
+    worker may begin the run at any time.
     """
 
     def __init__(self) -> None:

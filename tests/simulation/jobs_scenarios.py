@@ -12,13 +12,16 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._runs.queue import PATIENCE
-from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR as ERROR
-from apscheduler_tasklock.events import EVENT_TASK_LOCK_GRANTED as GRANTED
-from apscheduler_tasklock.events import EVENT_TASK_LOCK_LOST as LOST
-from apscheduler_tasklock.events import EVENT_TASK_LOCK_RELEASED as RELEASED
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+)
 from apscheduler_tasklock.testing import rule
 from tests.simulation.faults import is_stubborn
-from tests.simulation.jobs_side import Fate, Job, JobsReplica
+from tests.simulation.jobs_side import Job, JobsReplica, SimulatedRun
 from tests.simulation.ledger import Promise, Wanted
 from tests.simulation.plain import missed_by_plain
 from tests.simulation.scenarios import POLL_INTERVAL, Scenario, Story, Task
@@ -29,7 +32,7 @@ from tests.support.waist import Registration
 # least one worker is kept for manual runs and takeovers.
 MANUAL_SLACK = 1.0
 # The events of which one tells that a run under a lock is over.
-OVER = (RELEASED, LOST, ERROR)
+OVER = (EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_LOST, EVENT_TASK_LOCK_ERROR)
 # The ends of a run that has not begun.
 NOT_BEGUN = frozenset({"missed", "refused", "failed", "withdrawn", "not taken", "lost"})
 
@@ -78,9 +81,9 @@ class JobsStory(Story):
         return self.scenario
 
     @property
-    def fates(self) -> Sequence[Fate]:
-        """The fates of all runs."""
-        return [fate for replica in self.runners for fate in replica.fates]
+    def all_runs(self) -> Sequence[SimulatedRun]:
+        """The runs that came to any replica."""
+        return [run for replica in self.runners for run in replica.all_runs]
 
     def _make_replica(self, process: Process, poll_from: float) -> JobsReplica:
         return JobsReplica(self, process, poll_from, self.jobs_scenario.workers)
@@ -106,7 +109,7 @@ class JobsStory(Story):
     def _judged(self) -> list[str]:
         found = super()._judged() + list(dict.fromkeys(self.wrong))
         for replica in self.runners:
-            found += self._wrong_fates(replica)
+            found += self._wrong_runs(replica)
             found += self._wrongly_missed(replica)
             found += self._waited_for_the_database(replica)
             found += _wrong_events(replica)
@@ -114,15 +117,16 @@ class JobsStory(Story):
                 found.append(f"instances left on {replica.process.name}: {replica.instances}")
         return found + [f"failed: {error!r}" for error in self.world.failures]
 
-    def _wrong_fates(self, replica: JobsReplica) -> list[str]:
+    def _wrong_runs(self, replica: JobsReplica) -> list[str]:
         found = []
-        for fate in replica.fates:
-            if len(fate.ends) != 1 and not (fate.process.is_dead and not fate.ends):
-                found.append(f"lost: {fate}")
-            if len(fate.began_at) > 1 or (fate.began_at and NOT_BEGUN.intersection(fate.ends)):
-                found.append(f"begun, and ended twice: {fate}")
-            if fate.job.claims and fate.began_at and fate.taken_at > replica.stopped_at:
-                found.append(f"begun after the stop: {fate}")
+        for run in replica.all_runs:
+            has_one_end = len(run.ends) == 1 and run.ends != [""]
+            if not (has_one_end or (replica.process.is_dead and not run.ends)):
+                found.append(f"lost: {run}")
+            if len(run.called_at) > 1 or (run.called_at and NOT_BEGUN.intersection(run.ends)):
+                found.append(f"begun, and ended twice: {run}")
+            if run.scenario_job.claims and run.called_at and run.taken_at > replica.stopped_at:
+                found.append(f"begun after the stop: {run}")
         if not (replica.process.is_dead or replica.runs.is_idle):
             found.append(f"its queue has something left: {replica.process.name}")
         return found
@@ -132,21 +136,21 @@ class JobsStory(Story):
         if self.jobs_scenario.workers != 1 or replica.process.paused_until > BEGIN:
             return []
         found = []
-        for fate in replica.fates:
-            if not fate.job.claims and fate.began_at:
-                began = fate.began_at[0]
+        for run in replica.all_runs:
+            if not run.scenario_job.claims and run.called_at:
+                began = run.called_at[0]
                 busy = sum(
-                    max(0.0, min(began, each.ended_at) - max(fate.came, each.taken_at))
-                    for each in replica.fates
-                    if each is not fate and each.began_at
+                    max(0.0, min(began, each.ended_at) - max(run.came, each.taken_at))
+                    for each in replica.all_runs
+                    if each is not run and each.called_at
                 )
-                if began - fate.came - busy > 2 * PATIENCE:
-                    found.append(f"waited for the database, without a lock: {fate}")
+                if began - run.came - busy > 2 * PATIENCE:
+                    found.append(f"waited for the database, without a lock: {run}")
         return found
 
     def _wrongly_missed(self, replica: JobsReplica) -> list[str]:
         """Return the run times that only this replica or only plain APScheduler misses."""
-        if any(fate.kind.goes_first for fate in replica.fates):
+        if any(run.kind.goes_first for run in replica.all_runs):
             return []  # plain APScheduler has no such runs, which occupy workers
         plain = {
             (job, round(run_time, 6)): at
@@ -155,9 +159,9 @@ class JobsStory(Story):
             ).items()
         }
         missed = {
-            (fate.job.name, round(fate.run.due_at, 6))
-            for fate in replica.fates
-            if fate.run is not None and "missed" in fate.ends
+            (run.task_name, round(run.due_at, 6))
+            for run in replica.all_runs
+            if "missed" in run.ends
         }
         if self.jobs_scenario.misses_exactly:
             wrong = missed ^ plain.keys()
@@ -215,8 +219,8 @@ class JobsStory(Story):
 
     def _has_missed(self, replica: JobsReplica, job: Job, window: float) -> bool:
         return any(
-            (fate.job, fate.window, fate.ends) == (job, window, ["missed"])
-            for fate in replica.fates
+            (run.scenario_job, run.window, run.ends) == (job, window, ["missed"])
+            for run in replica.all_runs
         )
 
     def _is_stood_against(self, job: Job, window: float) -> bool:
@@ -233,27 +237,25 @@ class JobsStory(Story):
 def _wrong_events(replica: JobsReplica) -> list[str]:
     """Return what is wrong with the events of a replica's runs.
 
-    A run that began under a lock is told as granted once, and as over at least once, because its
-    release may come after it was told as failed. A run that was handed over did not begin.
+    Nothing is told twice of a claim. A run that began under a lock is told as granted, and as over.
     """
     if replica.process.is_dead:
         return []
-    begun = Counter(fate.job.name for fate in replica.fates if fate.entry is not None)
-    not_begun = Counter(fate.job.name for fate in replica.fates if "lost" in fate.ends)
-    told = {code: Counter[str]() for code in (GRANTED, *OVER)}
-    for event in replica.events:
-        # The end of a dead run is told by who has found it.
-        is_own = event.holder == replica.process.name and event.reason != "handed over"
-        if event.code in told and is_own:
-            told[event.code][event.task_name] += 1
-    found = []
-    for name, count in begun.items():
-        if not count <= told[GRANTED][name] <= count + not_begun[name]:
-            found.append(f"told {told[GRANTED][name]} times as granted, not {count}: {name}")
-        if sum(told[code][name] for code in OVER) < count:
-            found.append(f"its end is not told: {name} on {replica.process.name}")
-        if told[RELEASED][name] > count:
-            found.append(f"told as released too often: {name} on {replica.process.name}")
+    told = Counter(
+        (event.task_name, event.token, event.code)
+        for event in replica.events
+        # The token of a refusal is that of the run in the way.
+        if event.token is not None and event.code != EVENT_TASK_LOCK_REFUSED
+    )
+    name = replica.process.name
+    found = [f"told {n} times on {name}: {event}" for event, n in told.items() if n > 1]
+    for run in replica.all_runs:
+        if run.entry is not None and run.held is not None:
+            of_run = {code for *of, code in told if of == [run.task_name, run.held.token]}
+            if EVENT_TASK_LOCK_GRANTED not in of_run:
+                found.append(f"not told as granted: {run}")
+            if not of_run.intersection(OVER):
+                found.append(f"not told as over: {run}")
     return found
 
 

@@ -25,7 +25,6 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
 from apscheduler_tasklock._runs.queue import AllBusy, Ask
 from apscheduler_tasklock._runs.run import RunKind, State
-from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.events import TaskLockEvent
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import LockOptions
@@ -34,6 +33,7 @@ from tests.simulation.ledger import Question
 from tests.simulation.plain import Submitted
 from tests.simulation.replica import SimulatedWorkers
 from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
+from tests.simulation.workers import PoolError
 from tests.simulation.world import BEGIN, START, Process
 from tests.support.internals import waiting_in
 from tests.support.waist import (
@@ -81,44 +81,14 @@ class Job(Task):
         first = START + timedelta(seconds=self.windows[0])
         return IntervalTrigger(seconds=self.period, start_date=first, timezone=timezone.utc)
 
+    @property
+    def one_off(self) -> bool:
+        """Whether the job has one run time only."""
+        return False
+
     def options_on(self, process: Process) -> LockOptions:
         """Return the options that a replica has."""
         return LockOptions(failover=self.failover)
-
-
-@dataclass(eq=False)
-class Fate:
-    """The fate of a run on a replica. Times are on the virtual clock.
-
-    :ivar window: the run time, in seconds from the beginning
-    :ivar ends: the ends of the run; there must be exactly one
-    :ivar is_deferred: whether the run was deferred
-    :ivar taken_at: when a worker took the run's token
-    :ivar began_at: the times at which the job's function began
-    :ivar how: how the run ends, if it ends now
-    :ivar question: the run's claim
-    :ivar entry: what the ledger has of the run
-    """
-
-    job: Job
-    process: Process
-    kind: RunKind
-    window: float
-    came: float
-    run: Any = None
-    given_at: float | None = None
-    taken_at: float = -inf
-    began_at: list[float] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
-    ended_at: float = inf
-    is_deferred: bool = False
-    how: str = ""
-    question: Question | None = None
-    entry: ledger.Run | None = None
-
-    def __str__(self) -> str:
-        ends = ", ".join(self.ends) or "no end"
-        return f"{self.kind.value} {self.job.name} {self.window} on {self.process.name}: {ends}"
 
 
 @dataclass(eq=False)
@@ -129,7 +99,6 @@ class SchedulersJob:
     replica: JobsReplica
     args: Sequence[Any] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    executor = "default"
 
     def __post_init__(self) -> None:
         self.id = self.name = self.job.name
@@ -149,20 +118,38 @@ _running: ContextVar[SimulatedRun | None] = ContextVar("running", default=None)
 
 
 class SimulatedRun(ExecutorRun):
-    """The real run of an executor, with its fate, and with the claim that its scenario has."""
+    """The real run of an executor, which keeps what became of it. Times are on the virtual clock.
 
-    def __init__(
-        self, submission: Submission, run_time: datetime, *more: Any, **named: Any
-    ) -> None:
-        super().__init__(submission, run_time, *more, **named)
+    :ivar scenario_job: the scenario's job
+    :ivar window: the run time, in seconds from the beginning
+    :ivar taken_at: when a worker took the run's token
+    :ivar called_at: the times at which the job's function began
+    :ivar how: the end to note when the library calls the run over
+    :ivar ends: the ends of the run; there must be exactly one
+    :ivar question: the run's claim
+    :ivar entry: what the ledger has of the run
+    """
+
+    def __init__(self, submission: Submission, run_time: datetime, *args: Any, **more: Any) -> None:
+        super().__init__(submission, run_time, *args, **more)
         self.replica: JobsReplica = submission.job.replica
-        window = (run_time - START).total_seconds()
-        job: Job = submission.job.job
-        self.fate = Fate(job, self.replica.process, self.kind, window, self.came, self)
-        self.replica.fates.append(self.fate)
+        self.scenario_job: Job = submission.job.job
+        self.window = (run_time - START).total_seconds()
+        self.taken_at = -inf
+        self.called_at: list[float] = []
+        self.how = ""
+        self.ends: list[str] = []
+        self.ended_at = inf
+        self.question: Question | None = None
+        self.entry: ledger.Run | None = None
+        self.replica.all_runs.append(self)
+
+    def __str__(self) -> str:
+        ends, where = ", ".join(self.ends) or "no end", self.replica.process.name
+        return f"{self.kind.value} {self.task_name} {self.window} on {where}: {ends}"
 
     def request(self) -> Any:
-        """Return the request of the claim."""
+        """Return the request of the claim: the scenario's, whose run times follow no trigger."""
         if self._asked is None:
             self._asked = replace(self.replica.claim_of(self), claim_id=self._claim_id)
         return self._asked
@@ -197,34 +184,31 @@ class SimulatedRuns(ExecutorRuns):
 
     def _claim_outcome(self, run: Any, claimed: Claimed | Exception) -> ClaimOutcome:
         self._replica.note_answer(run, claimed)
-        outcome = super()._claim_outcome(run, claimed)
-        run.fate.is_deferred = run.fate.is_deferred or outcome is ClaimOutcome.DEFERRED
-        return outcome
+        return super()._claim_outcome(run, claimed)
 
     def give(self, run: Any) -> None:
-        run.fate.given_at = run.replica.world.now
         super().give(run)
         self._replica.note_given(run)
 
     def end_refused(self, run: Any, outcome: ClaimOutcome) -> None:
-        run.fate.how = outcome.value
+        run.how = outcome.value
         super().end_refused(run, outcome)
 
     def withdraw(self, run: Any) -> None:
-        run.fate.how = "withdrawn"
+        run.how = "withdrawn"
         super().withdraw(run)
 
     def _not_given(self, run: Any, error: BaseException) -> None:
-        run.fate.how = "not taken"
+        run.how = "not taken"
         super()._not_given(run, error)
 
     def _take_moved(self, run: Any, future: PlainFuture[set[str]]) -> None:
-        run.fate.how = "missed"
+        run.how = "missed"
         super()._take_moved(run, future)
 
     def ended(self, run: Any) -> None:
         how = "lost" if run.runs_job is False else "ran"
-        run.fate.how = "missed" if run.is_missed else how
+        run.how = "missed" if run.is_missed else how
         super().ended(run)
 
     def report_all_busy(self, all_busy: AllBusy) -> None:
@@ -237,7 +221,7 @@ class SimulatedRuns(ExecutorRuns):
         super()._note_over(run)
 
     def _may_begin(self, run: Any) -> bool:
-        run.fate.taken_at = run.replica.world.now
+        run.taken_at = run.replica.world.now
         return super()._may_begin(run)
 
     def _report_granted(self, run: Any) -> None:
@@ -254,13 +238,14 @@ class JobsReplica(Replica):
     """A replica whose scheduler submits jobs to a pool of workers.
 
     :param workers: the number of workers; ``None``: no limit
+    :ivar all_runs: the runs that came to it
     :ivar events: the events of its runs
     :ivar instances: how many instances of each job APScheduler counts
     """
 
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, poll_from)
-        self.fates: list[Fate] = []
+        self.all_runs: list[SimulatedRun] = []
         self.events: list[TaskLockEvent] = []
         self.instances: dict[str, int] = {}
         self.submitted: list[Submitted] = []
@@ -270,8 +255,6 @@ class JobsReplica(Replica):
         self._jobs_story: Any = story
         self._active: dict[UUID, Submission] = {}
         self._passes = SchedulerPasses()
-        self._requested: set[UUID] = set()
-        self._retrying: set[UUID] = set()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
         self._jobs: dict[str, SchedulersJob] = {}
@@ -284,7 +267,7 @@ class JobsReplica(Replica):
         self.leadership = self._make_leadership()
         self.runs = runs = SimulatedRuns(self, inner, self._parts(), self._client.thread)
         intercept_reports(inner, runs.events_of, runs.failed, runs.ended)
-        self._notifier = Notifier(self.events.append, BlockedTasks())
+        self._notifier = Notifier(self.events.append, BlockedTasks(), lambda _code: True, _nothing)
 
     def _make_leadership(self) -> Leadership | None:
         return None
@@ -304,7 +287,7 @@ class JobsReplica(Replica):
             note_over=self._note_over,
             report_alive=_nothing,
             dispatch=_nothing,
-            log_not_submitted=_nothing,
+            log_not_submitted=self._note_not_taken,
             report_failed=lambda _submission, _run_time, error: self.world.failures.append(error),
             report_submitted=_nothing,
             report_missed=_nothing,
@@ -340,7 +323,7 @@ class JobsReplica(Replica):
             run_unlocked=False,
             logger_name="apscheduler.executors.default",
             runs=f"job of {job.name}",
-            one_off=not hasattr(job.trigger, "interval"),
+            one_off=job.one_off,
             claim_ids=new_claim_ids(run_times),
             scheduler_pass=self._passes.alone(),
             **more,
@@ -350,8 +333,10 @@ class JobsReplica(Replica):
         self._count_active(submission)
         try:
             self.runs.submit(submission, self._client, self._notifier)
-        except RuntimeError:  # it stops
+        except RuntimeError:
             self._forget_active(submission)
+            if self.stopped_at == inf:
+                raise
 
     def _count_active(self, submission: Submission) -> None:
         if submission.claim_ids[0] not in self._active:
@@ -369,12 +354,16 @@ class JobsReplica(Replica):
         self.instances[name] = self.instances.get(name, 0) + by * submission.is_instance
 
     def _note_over(self, submission: Submission) -> None:
-        if not self._forget_active(submission):
-            return
-        for open_ones in (self._requested, self._taking, self._retrying):
-            open_ones.discard(submission.cause)
-        if submission.due is not None:
+        if self._forget_active(submission) and submission.due is not None:
             submission.due.reader.note_over(submission.due)
+
+    def _is_under_way(self, cause: UUID) -> bool:
+        """Return whether a run that a look has found is not over yet."""
+        return any(each.cause == cause for each in self._active.values())
+
+    def _note_not_taken(self, _job: Any, error: BaseException) -> None:
+        if not isinstance(error, PoolError) and self.stopped_at == inf:
+            self.world.failures.append(error)
 
     def stop_at(self, at: float, *, closes: bool = True) -> None:
         """Stop gracefully at a time.
@@ -394,14 +383,15 @@ class JobsReplica(Replica):
     @property
     def is_idle(self) -> bool:
         is_idle = self.runs.is_idle and self.pool.is_idle and not self._releasing
-        waits = waiting_in(self._client.thread) or self._taking or self._deferred_runs.task_names
+        waits = waiting_in(self._client.thread) or self._deferred_runs.task_names
+        waits = waits or any(each.cause is not None for each in self._active.values())
         return self.process.is_dead or (is_idle and not waits)
 
     # ---- what its runs tell ----------------------------------------------------------------------
 
     def claim_of(self, run: SimulatedRun) -> Any:
         """Return the claim of a run, as the scenario has it."""
-        submission, job = run.submission, run.fate.job
+        submission, job = run.submission, run.scenario_job
         dead, failed = submission.dead_run, submission.failed_run
         if dead is not None:
             return takeover_of(job.name, dead.claim_id, dead.holder, job.lease, job.failover)
@@ -410,7 +400,7 @@ class JobsReplica(Replica):
         if submission.request_id is not None:
             name, asked = job.name, submission.request_id
             return manual_run_of(name, asked, MAX_LOCK, job.lease, job.failover, submission.runs)
-        claim = job.claim_of(run.fate.window)
+        claim = job.claim_of(run.window)
         if submission.due is not None:
             claim = replace(claim, min_lock=0.0, move=submission.due.move)
         return claim
@@ -428,9 +418,9 @@ class JobsReplica(Replica):
         wrong = self._jobs_story.wrong
         unbegun = self.runs.unbegun
         if unbegun and self.pool.count is not None:
-            wrong.append(f"asked although {unbegun[0].fate} waits for a worker")
+            wrong.append(f"asked although {unbegun[0]} waits for a worker")
         if self.world.now > self.stopped_at:
-            wrong.append(f"asked after the stop: {ask.runs[0].fate}")
+            wrong.append(f"asked after the stop: {ask.runs[0]}")
         tasks = [run.task_name for run in ask.runs]
         if len(tasks) > len(set(tasks)):
             wrong.append(f"asked for two runs of a task at once: {tasks}")
@@ -441,28 +431,27 @@ class JobsReplica(Replica):
 
     def note_asked(self, run: Any) -> None:
         """Note that a run is asked for."""
-        fate: Fate = run.fate
-        if fate.question is not None and fate.question.answer is None:
+        if run.question is not None and run.question.answer is None:
             return
-        is_known = fate.kind in (RunKind.SCHEDULE, RunKind.STORED)
-        what = f"window {fate.window:g}" if is_known else fate.kind.value
+        is_known = run.kind in (RunKind.SCHEDULE, RunKind.STORED)
+        what = f"window {run.window:g}" if is_known else run.kind.value
         now = self.world.now
-        fate.question = Question(fate.job.name, what, self.process, now, fate.window)
-        self._story.ledger.questions.append(fate.question)
+        run.question = Question(run.task_name, what, self.process, now, run.window)
+        self._story.ledger.questions.append(run.question)
 
     def note_answer(self, run: Any, claimed: Claimed | Exception) -> None:
         """Note the answer to a run's claim."""
-        question = run.fate.question
+        question = run.question
         if isinstance(claimed, ClaimOutcome):
             return
         question.answered = self.world.now
         if isinstance(claimed, Refusal):
             question.answer, question.holder = claimed.reason, claimed.holder
-        elif isinstance(claimed, TaskLockError):
+        elif isinstance(claimed, Exception):
             question.answer = "withdrawn" if self.stopped_at < inf else f"failed: {claimed}"
         else:
             question.answer = "nothing" if claimed is None else "granted"
-        self.world.note(self.process.name, f"   {run.fate}: {question.answer}")
+        self.world.note(self.process.name, f"   {run}: {question.answer}")
         if isinstance(claimed, HeldLock):
             self._asked[claimed.claim_id] = question.asked
 
@@ -473,9 +462,9 @@ class JobsReplica(Replica):
         # A claim whose answer was lost may have been granted when more workers were free. And a
         # missed run may get the worker of a claim that has waited for its answer for long.
         is_known = run.claim is not None and not run.claim.in_doubt
-        is_known = is_known and run.fate.question.asked > self._missed_at
+        is_known = is_known and run.question.asked > self._missed_at
         if self.pool.queued and is_known and not self.is_shared:
-            self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {run.fate}")
+            self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {run}")
 
     @property
     def is_shared(self) -> bool:
@@ -484,20 +473,19 @@ class JobsReplica(Replica):
 
     def note_end(self, run: Any) -> None:
         """Note that a run is over."""
-        fate: Fate = run.fate
-        fate.ends.append(fate.how)
-        fate.ended_at = self.world.now
-        question = fate.question
+        run.ends.append(run.how)
+        run.ended_at = self.world.now
+        question = run.question
         if question is not None and question.answer is None:
-            question.answer, question.answered = fate.how, self.world.now
-        self.world.note(self.process.name, f"   {fate}")
+            question.answer, question.answered = run.how, self.world.now
+        self.world.note(self.process.name, f"   {run}")
 
     def note_release(self, run: SimulatedRun, outcome: RunOutcome, release: Release) -> None:
         """Note a release that was sent."""
-        held, fate = run.held, run.fate
+        held = run.held
         assert held is not None
-        if fate.entry is not None:
-            fate.entry.opens = self._opens(fate, outcome)
+        if run.entry is not None:
+            run.entry.opens = self._opens(run, outcome)
         question = Question(held.name, "release", self.process, self.world.now)
         self._story.ledger.questions.append(question)
 
@@ -509,41 +497,39 @@ class JobsReplica(Replica):
 
         self._releasing += 1
         release.future.add_done_callback(tell)
-        if fate.entry is not None:
+        if run.entry is not None:
             self._note_ended(run, held)
 
     # ---- a worker --------------------------------------------------------------------------------
 
     def run_job(self, run: SimulatedRun) -> None:
         """Run a job's function under its lock."""
-        fate, held, began = run.fate, run.held, self.world.now
-        name = fate.job.name
-        fate.began_at.append(began)
+        held, began, name, window = run.held, self.world.now, run.task_name, run.window
+        run.called_at.append(began)
         asked = began if held is None else self._asked[held.claim_id]
-        window = fate.window
         attempt = 1 if held is None else held.attempt
         entry = ledger.Run(name, self.process.name, window, began, asked=asked, attempt=attempt)
         if held is not None:
-            fate.entry = entry
+            run.entry = entry
             self._story.ledger.runs.append(entry)
         self.world.note(self.process.name, f"   {name} {window} begins")
-        self._call_function(fate)
+        self._call_function(run)
         entry.lost, entry.ended = held is not None and held.lost, self.world.now
         self.world.note(self.process.name, f"   {name} {window} ends")
         if held is not None:
             self.step(f"end {name}", "end")
-            entry.failed = self._fails(fate, held)
+            entry.failed = self._fails(run, held)
             if entry.failed:
                 raise ValueError("no")
 
-    def _call_function(self, fate: Fate) -> None:
-        self.world.sleep(fate.job.takes)
+    def _call_function(self, run: SimulatedRun) -> None:
+        self.world.sleep(run.scenario_job.takes)
 
-    def _fails(self, fate: Fate, held: HeldLock) -> bool:
+    def _fails(self, run: SimulatedRun, held: HeldLock) -> bool:
         """Return whether the job raises an error."""
         return False
 
-    def _opens(self, fate: Fate, outcome: RunOutcome) -> bool:
+    def _opens(self, run: SimulatedRun, outcome: RunOutcome) -> bool:
         """Return whether the end of a run opens its window."""
         return outcome.window is WindowAfter.OPEN
 
@@ -559,29 +545,23 @@ class JobsReplica(Replica):
         assert isinstance(task, Job)
         if self.stopped_at < inf:
             return
-        if state.request_id is not None and state.request_id not in self._requested:
+        if state.request_id is not None and not self._is_under_way(state.request_id):
             self._ask_for_manual_run(task, state.request_id)
         is_dead = state.dead and (state.handed_over or self._client.stable)
         if is_dead and state.is_run_again(failover=task.failover):
             if state.reason_to_give_up(MOST_TAKEOVERS) is not None:
                 self._give_up(state)
-            elif state.claim_id not in self._taking:
-                self._take_over(task, state)
+            elif not self._is_under_way(state.claim_id):
+                self._submit(self._again(task, state).for_dead_run(state))
             return
         last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from, state)
         for job in self._deferred_runs.jobs_of(task.name):
             self._deferred_runs.decide(task.name, job, last)
 
     def _ask_for_manual_run(self, job: Job, request_id: UUID) -> None:
-        self._requested.add(request_id)
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
         manual = {"request_id": request_id, "exempt_from_misfire": True}
         self._submit(self._submission(job, [window], **manual))
-
-    def _take_over(self, task: Task, state: TaskRow) -> None:
-        assert isinstance(task, Job)
-        self._taking.add(state.claim_id)
-        self._submit(self._again(task, state).for_dead_run(state))
 
     def _again(self, job: Job, state: TaskRow) -> Submission:
         """Return a submission of the window of a row."""

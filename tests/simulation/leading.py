@@ -1,7 +1,7 @@
 """Fleets in leader mode, with both sides on a virtual clock.
 
 Each replica has the real ``Leadership``, and the real ``FollowerRun`` for each run that it defers.
-The code around them is a short form of the library's looks and of its ``ExecutorRuns``.
+The code around them is a short form of the library's looks.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from apscheduler_tasklock.testing import rule
 from tests.simulation import ledger
 from tests.simulation.faults import CLAIM_TIMEOUT, SLOW, Planned, is_stubborn
 from tests.simulation.jobs_scenarios import JobsStory, submit_all
-from tests.simulation.jobs_side import Fate, Job, JobsReplica, SimulatedRun
+from tests.simulation.jobs_side import Job, JobsReplica, SimulatedRun
 from tests.simulation.leading import LeaderReplica, LeaderScenario, LeaderStory
 from tests.simulation.scenarios import (
     MOST_TAKEOVERS,
@@ -77,7 +77,7 @@ class RetryJob(Job):
 
     @property
     def trigger(self) -> Any:
-        """The trigger."""
+        """The trigger, which gives one run time to a one-off job."""
         if not self.one_off:
             return super().trigger
         return DateTrigger(START + timedelta(seconds=self.windows[0]), timezone.utc)
@@ -149,34 +149,34 @@ class RetryReplica(JobsReplica):
 
     # ---- the end of a run ------------------------------------------------------------------------
 
-    def _call_function(self, fate: Fate) -> None:
-        super()._call_function(fate)
-        if self._befalls(fate) == "D":
+    def _call_function(self, run: SimulatedRun) -> None:
+        super()._call_function(run)
+        if self._befalls(run) == "D":
             self.process.killed_at = self.world.now
             self.world.note(self.process.name, "   dies in its run")
             self.world.sleep(inf)
 
-    def _befalls(self, fate: Fate) -> str:
-        job = fate.job
+    def _befalls(self, run: SimulatedRun) -> str:
+        job = run.scenario_job
         assert isinstance(job, RetryJob)
-        begun = sum(run.task == job.name for run in self._story.ledger.runs)
+        begun = sum(each.task == job.name for each in self._story.ledger.runs)
         return job.fates[(begun - 1) % len(job.fates)] if job.fates else ""
 
-    def _fails(self, fate: Fate, held: HeldLock) -> bool:
-        job, window = fate.job, fate.window
+    def _fails(self, run: SimulatedRun, held: HeldLock) -> bool:
+        job, window = run.scenario_job, run.window
         assert isinstance(job, RetryJob)
-        fails = bool(self._befalls(fate)) or held.attempt <= job.fails.get(window, 0)
+        fails = bool(self._befalls(run)) or held.attempt <= job.fails.get(window, 0)
         if fails:
             at = self.world.now - BEGIN
             self._retry_story.failures.append((job.name, window, held.attempt, at))
         return fails
 
-    def _opens(self, fate: Fate, outcome: RunOutcome) -> bool:
+    def _opens(self, run: SimulatedRun, outcome: RunOutcome) -> bool:
         """Return whether a failed run opens its window: only if it is not run again."""
-        job, now = fate.job, self.world.now - BEGIN
+        job, now = run.scenario_job, self.world.now - BEGIN
         assert isinstance(job, RetryJob)
         retry_at = inf if outcome.retry_in is None else now + outcome.retry_in
-        return super()._opens(fate, outcome) and retry_at >= job.due_after(fate.window)
+        return super()._opens(run, outcome) and retry_at >= job.due_after(run.window)
 
     # ---- the claims ------------------------------------------------------------------------------
 
@@ -191,9 +191,7 @@ class RetryReplica(JobsReplica):
         max_lock = getattr(run.request(), "max_lock", inf)
         at = (held.run_until - START).total_seconds() - max_lock
         granted = (held.window_start - START).total_seconds()
-        return Grant(
-            run.task_name, run.kind, run.fate.window, granted, held.attempt, held.token, at
-        )
+        return Grant(run.task_name, run.kind, run.window, granted, held.attempt, held.token, at)
 
     # ---- the look at the rows --------------------------------------------------------------------
 
@@ -201,9 +199,8 @@ class RetryReplica(JobsReplica):
         super()._act_on(state, task)
         assert isinstance(task, RetryJob)
         is_left = task.options_on(self.process).delay_after(state.attempt) is not None
-        is_new = state.claim_id not in self._retrying
+        is_new = not self._is_under_way(state.claim_id)
         if state.retry_at is not None and self.stopped_at == inf and is_left and is_new:
-            self._retrying.add(state.claim_id)
             self._submit(self._again(task, state).for_failed_run(state))
 
 

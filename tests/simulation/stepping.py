@@ -1,4 +1,4 @@
-"""What steps the queues of replicas to which no database answers in a world."""
+"""The thread of a replica without a database: it steps queues."""
 
 from __future__ import annotations
 

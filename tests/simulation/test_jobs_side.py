@@ -67,7 +67,7 @@ class TestMissed:
     def check_overloads(self, seeds: range) -> None:
         with replaced((faults, "LATENCY", 0.0)):
             stories = [JobsStory(overload(seed)) for seed in seeds]
-        assert any("missed" in fate.ends for story in stories for fate in story.fates)
+        assert any("missed" in run.ends for story in stories for run in story.all_runs)
         check([story for story in stories if story.found], f"{len(stories)} overloads")
 
     def check_stalls(self, seeds: range) -> None:
