@@ -95,7 +95,7 @@ class ReplicaProcess:
     def stop(self) -> None:
         """Send it SIGTERM, and wait for its end."""
         self.signal(signal.SIGTERM)
-        self._process.wait(30)
+        self._process.wait(60)
 
     def leave(self) -> None:
         """End its standard input."""

@@ -16,6 +16,7 @@ from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.claims import claim, held
+from tests.support.commands import PATIENT
 from tests.support.pgbouncer import PgBouncer, TooOldError
 from tests.support.postgres import Server
 from tests.support.programs import UnavailableError, skip_or_fail
@@ -41,6 +42,11 @@ def start_pgbouncer(server: Server) -> Iterator[Start]:
         yield start
 
 
+def patient_locks(url: str, name: str) -> LockClient:
+    """Return the locks of a replica that warns of no outage, however slow its connection is."""
+    return LockClient(LockSettings(url, name, claim_timeout=180, timings=PATIENT))
+
+
 LONG = {"min_lock": 0.0, "max_lock": 600.0}
 
 
@@ -64,8 +70,8 @@ def test_replicas_that_share_its_connections_claim_and_release(
         return len(locks)
 
     with (
-        closing(LockClient(LockSettings(url, "one"))) as one,
-        closing(LockClient(LockSettings(url, "other"))) as other,
+        closing(patient_locks(url, "one")) as one,
+        closing(patient_locks(url, "other")) as other,
         ThreadPoolExecutor(8) as pool,
     ):
         assert list(pool.map(race, [f"task {number}" for number in range(200)])) == [1] * 200
@@ -88,7 +94,7 @@ def test_an_applications_prepared_statement_is_not_run_by_a_release(
     connection.execute("CREATE TABLE audit (good boolean, note text, id uuid)")
     with (
         psycopg.connect(url, autocommit=True) as application,
-        closing(LockClient(LockSettings(url, "replica"))) as locks,
+        closing(patient_locks(url, "replica")) as locks,
     ):
         insert = "INSERT INTO audit VALUES (%s, %s, %s) RETURNING now(), now()"
         application.execute(insert, [True, "mine", uuid.uuid4()], prepare=True)

@@ -79,10 +79,10 @@ def test_a_coroutine_that_a_deployment_cuts_is_told_until_somebody_runs_its_wind
     told = command("show", "job").out
     assert ", cut by a stop after " in told
     assert "so far" not in told
-    ago(connection, 290)  # less than half of its grace time of ten minutes
+    ago(connection, 200)  # less than half of its grace time of ten minutes
     assert task(operator).state is TaskState.CUT
     assert command("check").status == 0
-    ago(connection, 20)
+    ago(connection, 110)
     assert (command("check").status, "1 cut (job " in command("check").out) == (1, True)
     if failover:
         other = start_replica(**job)

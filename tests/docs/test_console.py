@@ -13,10 +13,10 @@ from alembic.config import CommandLine
 from alembic.script import ScriptDirectory
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock import TaskLockExecutor, TaskLocks, upgrade
+from apscheduler_tasklock import TaskLockExecutor, upgrade
 from apscheduler_tasklock.cli.parser import CommandParser, build_parser, joined
 from docs.commands import commands, option_strings
-from tests.support.commands import Command
+from tests.support.commands import Command, PatientTaskLocks
 from tests.support.polling import eventually
 from tests.support.snippets import ROOT, Snippet, parts, snippets, spans
 
@@ -196,8 +196,8 @@ def test_what_a_console_shows_is_printed(
     if name != "upgrade":
         upgrade(empty_database_url)
         with (
-            closing(TaskLocks(empty_database_url)) as locks,
-            locks.hold("a", min_lock=0, max_lock=9),
+            closing(PatientTaskLocks(empty_database_url)) as locks,
+            locks.hold("a", min_lock=0, max_lock=600),
         ):
             pass
     run = Command(empty_database_url, capsys)

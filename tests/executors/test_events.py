@@ -129,7 +129,7 @@ def test_a_run_that_is_withdrawn_at_a_shutdown_has_none(
     if host.inline:
         pytest.skip("its scheduler waits in the submission, and the shutdown for the scheduler")
     known_task("job")
-    replica = make_replica()
+    replica = make_replica(claim_timeout=180)
     with psycopg.connect(direct_url) as blocker:
         blocker.execute("SELECT FROM task_lock WHERE task_name = 'job' FOR UPDATE")
         replica.run_once(job("token"))

@@ -85,7 +85,8 @@ scheduler = QtScheduler(
     timezone="UTC",
 )
 scheduler.add_listener(lambda event: application.quit(), EVENT_JOB_EXECUTED)
-scheduler.add_job("tests.executors.jobs:token", "date", run_date=datetime.now(timezone.utc), id="a")
+due = {"run_date": datetime.now(timezone.utc), "misfire_grace_time": None}
+scheduler.add_job("tests.executors.jobs:token", "date", id="a", **due)
 scheduler.start()
 application.exec()
 scheduler.shutdown()
@@ -101,7 +102,7 @@ def test_on_qt(database_url: str, checkout: Path) -> None:
         env={**os.environ, "DATABASE_URL": database_url, "QT_QPA_PLATFORM": "offscreen"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

@@ -21,11 +21,12 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from apscheduler_tasklock.dashboard import Access, dashboard
+from apscheduler_tasklock.dashboard import Access
 from apscheduler_tasklock.django.dashboard import access_of
 from tests.frameworks.servers import environment_of, served
 from tests.support import rows
 from tests.support.asgi_client import TestClient
+from tests.support.dashboards import patient_dashboard
 from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 
@@ -79,7 +80,7 @@ def test_each_link_of_a_mounted_dashboard_leads_to_a_page(
     async def authorize(_request: Request) -> Access:
         return Access("operate", "ann")
 
-    mounted = dashboard(database_url, authorize=authorize)
+    mounted = patient_dashboard(database_url, authorize=authorize)
     app = make()
     app.mount(prefix, mounted)
     with (

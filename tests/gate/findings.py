@@ -216,7 +216,7 @@ def _parts(tree: ast.Module) -> list[_Part]:
 def _part(name: str, node: ast.AST, nodes: list[ast.AST], marked: bool) -> _Part:
     decorators = getattr(node, "decorator_list", [])
     is_test = getattr(node, "name", "").startswith("test_") and not any(
-        "fixture" in ast.unparse(one) for one in decorators
+        "pytest.fixture" in ast.unparse(one) for one in decorators
     )
     # A table of which some cases are nightly has a mark in it that is not the test's own.
     marked = marked or any(_is_marker(one) for one in decorators)

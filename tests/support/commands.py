@@ -33,6 +33,10 @@ class PatientTaskLocks(TaskLocks):
 
     timings = PATIENT
 
+    def __init__(self, *arguments: Any, claim_timeout: float = 180.0, **options: Any) -> None:
+        # An answer is waited for for a third of it at most.
+        super().__init__(*arguments, claim_timeout=claim_timeout, **options)
+
 
 # Starts the command line in its own process. The process restores the handler of SIGINT, because
 # background processes of a shell and their children ignore the signal.
@@ -80,7 +84,7 @@ class Answer:
 class Command:
     """Runs the command line on a database.
 
-    On its own database, which nobody breaks, it waits for each answer with patience.
+    It waits for each answer with patience.
 
     :ivar known: what is read of rows, in place of a database
     """
@@ -98,8 +102,7 @@ class Command:
         :param command: ``status``, or with the action as ``jobs pause``
         """
         words = [*command.split(), "--database", database or self.database_url, *arguments]
-        timings = TaskLocks.timings if database else PATIENT
-        with patch.object(TaskLocks, "timings", timings):
+        with patch.object(TaskLocks, "timings", PATIENT):
             try:
                 status = main(words, locks=cast("TaskLocks | None", self.known))
             except SystemExit as ended:

@@ -23,7 +23,10 @@ logger = logger_of("apscheduler_tasklock.tests")
 AT_EXIT = """
 import logging, sys, threading, time
 from apscheduler_tasklock import TaskLocks, _application
+from apscheduler_tasklock._database import thread as database_thread
 from apscheduler_tasklock._values import logger_of
+
+database_thread.ENDING_LIMIT = 60.0
 
 class Slow(logging.StreamHandler):
     def emit(self, record):

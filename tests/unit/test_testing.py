@@ -354,13 +354,13 @@ class TestInMemoryLocks:
             one, other = (make(host, failover=True) for host in hosts)
             now = datetime.now(timezone.utc)
             one.run_once(long, next_run_time=now)
-            assert started.wait(10)
+            assert started.wait(60)
             started.clear()
             other.run_once(long, next_run_time=now + timedelta(hours=1))
             hosts[0].shutdown(one.scheduler, wait=False)
             taken_over = other.one(EVENT_TASK_LOCK_GRANTED)
             assert taken_over.reason == "takeover"
-            assert started.wait(10)
+            assert started.wait(60)
             other.shutdown()
         for host in hosts:
             host.close()
@@ -386,7 +386,7 @@ def test_a_child_that_is_forked_while_another_thread_decides_on_a_claim_claims(
     with use_stand_in(stand_in), stand_in.lock:
         child = os.fork()
         if child == 0:
-            signal.alarm(10)
+            signal.alarm(60)
             with TaskLocks(NO_DATABASE).hold("task", min_lock=0, max_lock=60):
                 os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

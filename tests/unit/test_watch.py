@@ -34,6 +34,7 @@ from apscheduler_tasklock._runs.run import QueuedRun, RunKind
 from apscheduler_tasklock._runs.submission import JobKey, Submission
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
+from tests.support.commands import PATIENT
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.waist import (
@@ -247,6 +248,11 @@ class Found:
         eventually(has_gone_on)
 
 
+def patient(database: Any) -> LockSettings:
+    """Return the settings of a replica that only connects once a slow machine lets it."""
+    return LockSettings(database, "replica", claim_timeout=180, timings=PATIENT)
+
+
 @pytest.fixture
 def rows(connection: Connection) -> Rows:
     return Rows(connection)
@@ -255,7 +261,7 @@ def rows(connection: Connection) -> Rows:
 @pytest.fixture
 def locks(database_url: str) -> Iterator[LockClient]:
     """Locks of a replica that has seen the database for long enough."""
-    with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
+    with closing(LockClient(patient(database_url))) as locks:
         locks.check()
         locks.outage.believe()
         yield locks
@@ -575,7 +581,7 @@ class SlowLocks(LockClient):
 def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, rows: Rows) -> None:
     rows.dead("task")
     rows.set("task", deaths=3)
-    with closing(SlowLocks(LockSettings(database_url, "replica"))) as locks:
+    with closing(SlowLocks(patient(database_url))) as locks:
         locks.check()
         locks.outage.believe()
         found = Found(locks, rows)
@@ -731,7 +737,7 @@ def test_a_run_time_is_asked_for_again_if_the_row_is_gone(
 def test_the_end_of_a_run_here_wakes_the_look_only_for_what_is_deferred(
     database_url: str, rows: Rows
 ) -> None:
-    with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
+    with closing(LockClient(patient(database_url))) as locks:
         locks.outage.believe()
         found = Found(locks, rows, interval=3600.0)
         run = rows.running("task")
@@ -795,7 +801,7 @@ def test_without_the_right_to_delete_one_line_says_so_and_it_is_tried_again(
     connection.execute(f"GRANT SELECT, INSERT, UPDATE ON {tables} TO {role}")
     url = make_url(direct_url).set(username=role)
     try:
-        with closing(LockClient(LockSettings(url, "replica"))) as locks:
+        with closing(LockClient(patient(url))) as locks:
             found = Found(locks, rows, prune_interval=0.01)
             found.start()
             eventually(lambda: "GRANT DELETE" in caplog.text)

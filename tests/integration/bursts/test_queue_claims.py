@@ -250,8 +250,11 @@ def test_who_is_withdrawn_in_doubt_is_handed_over(
     locks = make_locks(proxy.url)
     asking = make_asking(locks, "a")
     fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
-    assert kinds(asking.ask(most=1)) == {"a": HeldLock}
+    told = asking.ask(most=1)
     assert fault.met.is_set()
+    while ClaimOutcome.UNANSWERED in told.values():  # on a machine that stops for seconds
+        told = asking.ask(most=1)
+    assert kinds(told) == {"a": HeldLock}
     assert not row(connection, "a")["handed_over"]
     locks.withdraw(asking.attempts[0])
     eventually(lambda: row(connection, "a")["handed_over"])

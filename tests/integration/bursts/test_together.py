@@ -23,6 +23,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
+from tests.support.commands import PATIENT
 from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
@@ -39,6 +40,9 @@ from tests.support.waist import (
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
+
+# Of a replica that only connects once a slow machine lets it, and that nobody disturbs.
+WITH_PATIENCE: dict[str, Any] = {"claim_timeout": 180, "timings": PATIENT}
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def test_what_waits_is_claimed_in_one_statement_and_released_in_one(
     known_task: Callable[[str], None],
     connection: psycopg.Connection[Any],
 ) -> None:
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, **WITH_PATIENCE)
     locks.check()
     for _ in range(2):  # what comes a second time is prepared
         others = results(together(locks, pool, claims(locks, ["one", "other"])))
@@ -200,7 +204,7 @@ def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
     make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor, connection: Connection
 ) -> None:
     takeovers = dead_ones(make_locks, connection, pool, TASKS)
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, **WITH_PATIENCE)
     locks.check()
     locks.outage.believe()
     sent = counted(proxy)
@@ -270,7 +274,7 @@ def test_replicas_that_take_the_same_runs_over_together_share_them(
 def test_first_claims_of_tasks_take_one_statement_more(
     make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor
 ) -> None:
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, **WITH_PATIENCE)
     locks.check()
     sent = counted(proxy)
     granted = results(together(locks, pool, claims(locks, TASKS)))
@@ -320,7 +324,7 @@ class TestLostAnswers:
         known_task: Callable[[str], None],
         known: bool,
     ) -> None:
-        locks = make_locks(proxy.url)
+        locks = make_locks(proxy.url, **WITH_PATIENCE)
         locks.check()
         for task in TASKS if known else ():
             known_task(task)
@@ -429,7 +433,7 @@ class TestLockedRows:
     def test_a_release_of_one_is_sent_again(
         self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
     ) -> None:
-        locks = make_locks(timings=Timings(release_timeout=60))
+        locks = make_locks(timings=replace(PATIENT, release_timeout=60))
         granted = [held(locks, task) for task in TASKS[:5]]
         with psycopg.connect(direct_url) as other:
             other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[2]])
@@ -466,7 +470,7 @@ def latin_proxy(
 @pytest.fixture
 def latin(latin_proxy: Proxy, make_locks: MakeLocks) -> Iterator[LockClient]:
     """Give the locks of a database in LATIN1."""
-    locks = make_locks(latin_proxy.url)
+    locks = make_locks(latin_proxy.url, **WITH_PATIENCE)
     yield locks
     locks.close()
 
@@ -552,7 +556,8 @@ def test_a_claim_that_was_lost_is_told_so_and_the_others_are_released(
 def test_a_pending_release_goes_before_the_next_claim_of_its_task(
     make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor
 ) -> None:
-    locks = make_locks(proxy.url, timings=Timings(release_interval=3600))
+    patient = {"claim_timeout": 180, "timings": replace(PATIENT, release_interval=3600)}
+    locks = make_locks(proxy.url, **patient)
     granted = [held(locks, task, min_lock=0.0) for task in TASKS[:5]]
     for lock in granted[1:]:
         locks.release(lock)

@@ -91,7 +91,7 @@ class TestDatabase:
         name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]))
         read_only = "ALTER DATABASE {} SET default_transaction_read_only = on"
         connection.execute(sql.SQL(read_only).format(name))
-        replica = make_replica(claim_timeout=0.2)
+        replica = make_replica(claim_timeout=6)  # for longer than a slow machine stops
         assert "it is read-only: a standby, or default_transaction_read_only" in caplog.text
         replica.run_once(lambda: None)
         assert "read-only" in str(replica.one(EVENT_TASK_LOCK_ERROR).exception)

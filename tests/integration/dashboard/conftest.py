@@ -19,12 +19,12 @@ Open = Callable[..., TestClient]
 def open_dashboard(database_url: str) -> Iterator[Open]:
     """Open a dashboard as a browser that follows no redirects; by default anybody may read.
 
-    On the test's own database, which nobody breaks, it waits for each answer with patience.
+    Unless it is told to hurry, for a database that the test breaks, it waits with patience.
     """
     with ExitStack() as stack:
 
-        def open_(url: str = database_url, **options: Any) -> TestClient:
-            app = (patient_dashboard if url == database_url else dashboard)(url, **options)
+        def open_(url: str = database_url, *, hurry: bool = False, **options: Any) -> TestClient:
+            app = (dashboard if hurry else patient_dashboard)(url, **options)
             return stack.enter_context(
                 TestClient(app, raise_server_exceptions=False, follow_redirects=False)
             )

@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLockError, TaskLocks, TaskLockStateError
+from apscheduler_tasklock import TaskLockError, TaskLockStateError
 from tests.support import rows
 from tests.support.asgi_client import TestClient
+from tests.support.commands import PatientTaskLocks
 
 SAME = {"sec-fetch-site": "same-origin"}
 
@@ -66,7 +67,7 @@ def test_the_box_that_an_error_names_is_on_the_page(operator: TestClient) -> Non
 
 
 def test_outside_a_page_an_error_names_commands(database_url: str) -> None:
-    with TaskLocks(database_url) as locks, pytest.raises(TaskLockError) as raised:
+    with PatientTaskLocks(database_url) as locks, pytest.raises(TaskLockError) as raised:
         locks.free("alive", 7)
     assert str(raised.value).endswith("; if its run hangs, use --force (`force=True`)")
 
@@ -128,7 +129,7 @@ def test_a_job_that_nobody_can_run_is_not_offered_to_be_run_and_not_changed(
     page = operator.get("/job", params={"id": "job"}).text
     assert f"It cannot be run now: {why}" in html.unescape(page)
     assert "action=job-run" not in page
-    with TaskLocks(database_url) as locks, pytest.raises(TaskLockStateError, match=why):
+    with PatientTaskLocks(database_url) as locks, pytest.raises(TaskLockStateError, match=why):
         locks.run_job("job")
     assert connection.execute(version).fetchall() == before
 
@@ -176,7 +177,7 @@ def test_the_task_of_a_job_that_was_removed_is_not_run_until_a_replica_has_it_ag
     """The row of a replica has the removed job's task until the replica lists the jobs again."""
     rows.add_replica(connection, "one", ["dead"])
     rows.add_job(connection, "job", task_name="'dead'")
-    with TaskLocks(database_url) as locks:
+    with PatientTaskLocks(database_url) as locks:
         locks.remove_job("job", by="ann")
         page = operator.get("/task", params={"name": "dead"}).text
         assert "It cannot be run now: no live replica has it." in page

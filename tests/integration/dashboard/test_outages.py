@@ -35,13 +35,18 @@ def says_outage(answer: Any) -> bool:
     return "The database is unavailable" in answer.text
 
 
+def is_read(answer: Any) -> bool:
+    """Return whether a page has all that it shows: on a slow machine a read may be too slow."""
+    return not (says_outage(answer) or "could not be read" in answer.text)
+
+
 @pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.nightly)])
 def test_an_outage_shows_what_was_read_before_and_passes(
     fail: Callable[[Proxy], None], proxy: Proxy, open_dashboard: Open
 ) -> None:
-    browser = open_dashboard(proxy.url)
+    browser = open_dashboard(proxy.url, hurry=True)
     for page in PAGES[:-3]:
-        eventually(lambda page=page: not says_outage(browser.get(page)))
+        eventually(lambda page=page: is_read(browser.get(page)))
     fail(proxy)
     shown = eventually(lambda: (found := browser.get("/tasks")) and says_outage(found) and found)
     assert shown.status_code == 200
@@ -57,14 +62,15 @@ def test_an_outage_shows_what_was_read_before_and_passes(
     assert "The job store has no jobs" not in unknown.text
     restore(proxy)
     eventually(lambda: not says_outage(browser.get("/tasks")))
-    assert browser.get("/jobs").status_code == 200
+    eventually(lambda: browser.get("/jobs").status_code == 200)  # the first read may be too slow
 
 
 def test_each_page_says_that_the_database_was_never_there(
     proxy: Proxy, open_dashboard: Open
 ) -> None:
     refuse(proxy)
-    browser = open_dashboard(proxy.url, authorize=lambda _request: Access("operate", "ann"))
+    operate = Access("operate", "ann")
+    browser = open_dashboard(proxy.url, hurry=True, authorize=lambda _request: operate)
     for page in PAGES:
         answer = browser.get(page)
         assert answer.status_code == 503

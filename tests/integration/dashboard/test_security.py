@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.dashboard import Access
 from tests.integration.dashboard.conftest import Open
 from tests.support import hostile, rows
 from tests.support.asgi_client import TestClient
+from tests.support.commands import PatientTaskLocks
 from tests.support.markup import check_markup
 
 SAME = {"sec-fetch-site": "same-origin"}
@@ -50,7 +50,7 @@ def test_operators_act_and_are_named(
     done = operator.post("/act", data=PAUSE, headers=SAME)
     assert done.status_code == 303
     assert done.headers["location"] == "task?done=pause&counts=paused%2A1&name=price+sync"
-    with TaskLocks(database_url) as locks:
+    with PatientTaskLocks(database_url) as locks:
         [pause] = locks.tasks("price sync")[0].pauses
     assert (pause.by, pause.reason) == ("ann", "closed")
     assert "ann" in operator.get("/task?name=price+sync&done=pause").text
@@ -59,7 +59,7 @@ def test_operators_act_and_are_named(
 def test_a_resumed_task_that_stays_paused_is_not_told_as_resumed(
     operator: TestClient, database_url: str
 ) -> None:
-    with TaskLocks(database_url) as locks:
+    with PatientTaskLocks(database_url) as locks:
         locks.pause("price sync", by="bob")
     form = {"action": "resume", "name": "price sync"}
     done = operator.post("/act", data=form, headers=SAME)

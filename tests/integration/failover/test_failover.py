@@ -1158,6 +1158,7 @@ class TestRetention:
         count = "SELECT count(*) FROM task_lock WHERE one_off"
         eventually(lambda: connection.execute(count).fetchall() == [(0,)])
 
+    @pytest.mark.usefixtures("unhurried_stop")
     def test_a_role_that_may_not_delete_is_told_once_and_nothing_else_suffers(
         self,
         pruning: Callable[..., Replica],

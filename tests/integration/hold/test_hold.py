@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from tests.support.claims import LaterThan
+from tests.support.commands import PATIENT
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -211,7 +213,7 @@ def test_an_interrupted_claim_is_given_back(
     make_task_locks: MakeLocks, proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
 ) -> None:
     """Ctrl-C comes while the answer is under way; the database has granted it."""
-    locks = make_task_locks(proxy.url)
+    locks = make_task_locks(proxy.url, PATIENT, claim_timeout=180)
     with locks.hold("import", **TIMES):  # so that it has a row, and the next claim is one statement
         pass
     gate.shut()
@@ -268,7 +270,7 @@ def test_closed_locks_are_not_held_any_more(
     locks = make_task_locks(proxy.url)
     with locks.hold("import", **TIMES):
         locks.close()
-    assert finished(connection)
+    eventually(lambda: finished(connection))
     eventually(lambda: not proxy.connected)
     accepted = proxy.accepted
     with pytest.raises(TaskLockError, match="'import' is not claimed: these locks are closed"):
@@ -302,6 +304,7 @@ def test_impossible_holds_are_refused(
         make_task_locks().hold(name, **times)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
 def test_a_release_that_is_refused_is_told_in_one_line(
     make_task_locks: MakeLocks,
@@ -313,7 +316,7 @@ def test_a_release_that_is_refused_is_told_in_one_line(
         user = sql.Identifier(name)
         rights = "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run TO {}"
         connection.execute(sql.SQL(rights).format(user))
-        locks = make_task_locks(url)
+        locks = make_task_locks(url, replace(PATIENT, closing_timeout=600.0), claim_timeout=180)
         with locks.hold("import", **TIMES):
             connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
         [record] = [r for r in caplog.records if r.levelno >= logging.WARNING]

@@ -29,6 +29,7 @@ from apscheduler_tasklock.errors import (
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
 from tests.support.claims import AHEAD, claim, die, held, pids, row
+from tests.support.commands import PATIENT
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.waist import Refusal, takeover_of
@@ -89,7 +90,8 @@ class TestClaim:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET {setting}')
-        replicas = [make_locks(replica_id=f"replica {number}") for number in range(6)]
+        patient = {"claim_timeout": 180, "timings": PATIENT}
+        replicas = [make_locks(replica_id=f"replica {number}", **patient) for number in range(6)]
         barrier = threading.Barrier(len(replicas))
 
         def race(locks: LockClient, run_time: datetime) -> HeldLock | Refusal:
@@ -295,6 +297,7 @@ class TestLostAnswers:
         proxy.accepting = True
         eventually(lambda: row(connection, "task")["finished_at"])
 
+    @pytest.mark.usefixtures("unhurried_stop")
     @pytest.mark.parametrize("locked", [1, 3])
     @pytest.mark.parametrize("then", ["goes on", "stops claiming", "closes"])
     def test_an_owed_release_does_not_wait_for_one_whose_row_is_locked(
@@ -306,7 +309,7 @@ class TestLostAnswers:
         locked: int,
         then: str,
     ) -> None:
-        locks = make_locks(proxy.url)
+        locks = make_locks(proxy.url, timings=Timings(closing_timeout=600.0))
         names = [f"locked {number}" for number in range(locked)]
         of_both = [held(locks, task) for task in (*names, "free")]
         proxy.accepting = False
@@ -314,17 +317,16 @@ class TestLostAnswers:
         for lock in of_both:
             with pytest.raises(TaskLockDatabaseError):
                 locks.release(lock)
-        with psycopg.connect(direct_url) as other:
+        with ThreadPoolExecutor(1) as pool, psycopg.connect(direct_url) as other:
             other.execute("SELECT FROM task_lock WHERE task_name LIKE 'locked%' FOR UPDATE")
             proxy.accepting = True
             if then == "stops claiming":
                 locks.stop_claiming()
             elif then == "closes":
-                locks.close()
+                pool.submit(locks.close)  # which waits for the locked ones
             eventually(lambda: row(connection, "free")["finished_at"])
             assert not any(row(connection, name)["finished_at"] for name in names)
-        if then != "closes":
-            eventually(lambda: all(row(connection, name)["finished_at"] for name in names))
+        eventually(lambda: all(row(connection, name)["finished_at"] for name in names))
 
     @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
     @pytest.mark.parametrize(
@@ -386,7 +388,8 @@ class TestLostAnswers:
     ) -> None:
         """The statement says "not late" and arrives after the window has ended."""
         window = 0.5
-        slow, quick = make_locks(proxy.url, replica_id="slow"), make_locks(replica_id="quick")
+        slow = make_locks(proxy.url, replica_id="slow", claim_timeout=180, timings=PATIENT)
+        quick = make_locks(replica_id="quick")
         slow.check()  # learns the database's clock
         held_up, go_on = threading.Event(), threading.Event()
 
@@ -429,7 +432,8 @@ class TestClockJumps:
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
         """When nobody would wait for the takeover any more is reckoned on the bound."""
-        locks, dying = make_locks(), make_locks(replica_id="dying")
+        locks = make_locks(claim_timeout=180, timings=PATIENT)
+        dying = make_locks(replica_id="dying")
         dead = held(dying, runs="app:job", failover=True)
         die(dying, dead)
         connection.execute("UPDATE task_lock SET locked_until = now()")
@@ -477,7 +481,7 @@ class TestClockJumps:
         assert answers > 2
 
     def test_clocks_that_jump_with_every_answer_are_an_error(self, make_locks: MakeLocks) -> None:
-        locks = make_locks(claim_timeout=0.2)
+        locks = make_locks(claim_timeout=6)  # for longer than a slow machine stops
         latest = locks.clock.latest
         locks.check()
 
@@ -522,7 +526,7 @@ class TestUnavailable:
     def test_a_claim_and_a_release_outlive_a_cut_connection(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
-        locks = make_locks()
+        locks = make_locks(timings=Timings(release_timeout=60.0))
         lock = held(locks)
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -628,7 +632,7 @@ class TestEngine:
                 raise OSError("the vault is sealed")
 
         event.listen(engine, "do_connect", fetch_password)
-        locks = make_locks(engine, claim_timeout=0.2)
+        locks = make_locks(engine, claim_timeout=6)  # for longer than a slow machine stops
         with pytest.raises(TaskLockDatabaseError, match="the vault is sealed"):
             claim(locks)
         failing = False

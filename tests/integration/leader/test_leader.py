@@ -42,6 +42,11 @@ OPTIONS: dict[str, Any] = {
     "poll_interval": 0.3,
     "timings": Timings(head_start=0.5, recovery_grace=0.2),
 }
+# For what a resignation leads to, which is sent once, and has the time of one answer.
+PATIENT: dict[str, Any] = {
+    "claim_timeout": 180,
+    "timings": Timings(head_start=0.5, recovery_grace=0.2, longest_answer=60.0),
+}
 
 
 class Member:
@@ -136,6 +141,8 @@ def test_one_replica_leads_and_the_others_ask_for_nothing_that_was_run(
     add_to_all(fleet, job.run)
     for follower in fleet[1:]:
         eventually(follower.reasons)
+    # A follower may have seen the claim before its answer reached the leader.
+    eventually(lambda: job.times and fleet[0].run_times())
     assert [member.leads for member in fleet] == [True, False, False]
     assert job.times == 1
     assert [len(member.run_times()) for member in fleet] == [1, 0, 0]
@@ -179,13 +186,13 @@ def test_a_replica_that_is_cut_off_alone_leads_no_longer_and_nothing_is_lost(
 def test_a_leader_that_shuts_down_gives_the_leadership_up(
     make_fleet: MakeFleet, connection: psycopg.Connection[Any]
 ) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(**PATIENT)
     fleet[0].replica.scheduler.shutdown()
     eventually(lambda: any(member.leads for member in fleet[1:]))
 
 
 def test_a_leader_that_is_drained_gives_the_leadership_up(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet()
+    fleet = make_fleet(**PATIENT)
     fleet[0].replica.executor.drain()
     eventually(lambda: any(member.leads for member in fleet[1:]))
     assert not fleet[0].leads
@@ -372,8 +379,8 @@ def test_executors_of_two_namespaces_lead_under_their_own_ids(
     member.replica.scheduler.add_job(Ran().run, "interval", hours=1, id="other", executor="other")
     eventually(lambda: other.is_leader)
     locks = make_task_locks()
-    eventually(lambda: len(locks.replicas()) == 2)
-    assert all(replica.leads for replica in locks.replicas())
+    # The first sign of life of the other one may have come before its job.
+    eventually(lambda: [replica.leads for replica in locks.replicas()] == [True, True])
 
 
 def test_executors_of_two_databases_lead_under_their_own_ids(
@@ -402,7 +409,7 @@ def test_a_replica_without_jobs_does_not_lead(
     eventually(lambda: idle.executor.health().ready)
     assert not idle.executor.is_leader
     assert [each.leader_namespace for each in eventually(make_task_locks().replicas)] == [None]
-    [member] = make_fleet(1)
+    [member] = make_fleet(1, **PATIENT)
     assert member.leads
     [heir] = make_fleet(1, waits_to_lead=False)
     member.replica.scheduler.remove_all_jobs()

@@ -352,6 +352,7 @@ def test_a_childs_task_locks_claim_as_a_replica_of_their_own_and_leave_the_paren
         lock.extend(60)
 
 
+@pytest.mark.usefixtures("unhurried_stop")  # the parent resigns, or leads for its lease
 def test_a_childs_copy_of_a_scheduler_that_led_leads_under_an_id_of_its_own(
     database_url: str, connection: Connection
 ) -> None:

@@ -19,6 +19,7 @@ from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
+from tests.support.faults import RELEASE
 from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -31,6 +32,8 @@ TIMES = {"min_lock": 0.0, "max_lock": 5000.0}
 FAILED = RunOutcome(outcome="error", error_type="Error", retry_in=0.0)
 # Pending releases are left to the next claim and to close: the background never gets to them.
 NO_RETRIES = Timings(release_interval=3600.0)
+# Close, too, waits for longer than a slow machine stops; with `unhurried_stop`.
+UNHURRIED = replace(NO_RETRIES, closing_timeout=600.0)
 
 
 def leave_pending(locks: LockClient, proxy: Proxy, lock: HeldLock) -> None:
@@ -121,6 +124,7 @@ def test_one_that_is_rejected_is_sent_when_it_is_permitted_again(
         locks.close()
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_where_no_thread_starts_any_more_close_sends_them(
     make_locks: MakeLocks,
     proxy: Proxy,
@@ -136,28 +140,30 @@ def test_where_no_thread_starts_any_more_close_sends_them(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_no_other)
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, timings=UNHURRIED)
     leave_pending(locks, proxy, held(locks, **TIMES))
     assert released(connection) == []
     locks.close()
     assert released(connection) == ["task"]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_close_sends_them(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
-    locks = make_locks(proxy.url, timings=NO_RETRIES)
+    locks = make_locks(proxy.url, timings=UNHURRIED)
     leave_pending(locks, proxy, held(locks, **TIMES))
     assert released(connection) == []
     locks.close()
     assert released(connection) == ["task"]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_close_sends_them_again_while_the_database_restarts(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     """A deployment that shuts replicas down may meet a restart of the server."""
-    locks = make_locks(proxy.url, timings=replace(NO_RETRIES, closing_timeout=60.0))
+    locks = make_locks(proxy.url, timings=UNHURRIED)
     leave_pending(locks, proxy, held(locks, **TIMES))
     proxy.accepting, refused = False, proxy.refused
     with ThreadPoolExecutor(1) as pool:
@@ -168,6 +174,7 @@ def test_close_sends_them_again_while_the_database_restarts(
     assert released(connection) == ["task"]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.parametrize("arrives", [True, False])
 def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     make_locks: MakeLocks,
@@ -176,7 +183,8 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=60, timings=NO_RETRIES)
+    timings = UNHURRIED if arrives else NO_RETRIES
+    locks = make_locks(proxy.url, claim_timeout=60, timings=timings)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     leave_pending(locks, proxy, first)
     caplog.clear()
@@ -280,15 +288,21 @@ def test_one_whose_answer_was_lost_tells_of_the_retry_that_it_has_noted(
     other = make_locks(replica_id="other")
     lock = held(one, **TIMES, lease=1.0)
     retries: list[HeldLock | Refusal | None] = []
+    is_sent = threading.Event()
+
+    def note(data: bytes) -> bytes:
+        if RELEASE in data:
+            is_sent.set()
+        return data
 
     def lose(data: bytes) -> bytes | None:
-        if retries:
+        if retries or not is_sent.is_set():  # the answer to a renewal
             return data
         retries.append(other.claim(retry_of("task", lock.claim_id, 5000.0)))
         eventually(lambda: lock.lease_left == 0)
         return None
 
-    proxy.to_client = lose
+    proxy.to_server, proxy.to_client = note, lose
     released = one.release(lock, FAILED)
 
     [retry] = retries

@@ -226,7 +226,7 @@ def test_a_page_after_an_action_without_an_answer_says_that_it_is_not_known(
 
     answer = unknown(post, proxy, aside).result(60)
     assert answer.status_code == 303
-    with TaskLocks(database_url) as locks:
+    with PatientTaskLocks(database_url) as locks:
         page = TestClient(of(locks)).get(answer.headers["location"]).text
     assert f"It is not known whether {whether}, because no answer came." in page
     assert "could not be asked" not in page

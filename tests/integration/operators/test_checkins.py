@@ -110,7 +110,8 @@ def attach() -> Iterator[Callable[..., CheckIns]]:
     with ExitStack() as closing_all:
 
         def make(replica: Replica, **options: Any) -> CheckIns:
-            check_ins = CheckIns(**options).attach(replica.scheduler)
+            # A service on a slow machine may answer later than the default of 5 s.
+            check_ins = CheckIns(**{"timeout": 600, **options}).attach(replica.scheduler)
             closing_all.callback(check_ins.close)
             return check_ins
 
@@ -204,6 +205,7 @@ def test_a_run_that_loses_its_lock_has_failed_once(
     assert service.paths == ["/job/start", "/job/fail"]
 
 
+@pytest.mark.usefixtures("unhurried_close")
 def test_a_failure_whose_release_finds_another_claim_is_left_to_that_claims_replica(
     make_replica: MakeReplica,
     attach: Callable[..., CheckIns],
@@ -260,7 +262,7 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
     """It would take minutes to send what waits."""
     service.answers.clear()
     replica = make_replica_in_memory()
-    attach(replica, ping=f"{service.url}/{{task}}", timeout=30)
+    attach(replica, ping=f"{service.url}/{{task}}")
     for number in range(10):
         replica.run_once(print, job_id=f"job-{number}")
     for number in range(10):

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock import Finding, TaskLockOptionError, TaskLocks
+from tests.support.commands import PatientTaskLocks
 from tests.support.polling import eventually
 from tests.support.rows import add_replica
 from tests.support.schedulers import NO_DATABASE
@@ -50,7 +51,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 def examined(database: Any, **options: Any) -> list[Finding]:
     """Return what is found; none of it has the password."""
-    with TaskLocks(database, **options) as locks:
+    with PatientTaskLocks(database, **options) as locks:
         found = locks.doctor()
     assert "hunter2" not in str(found)
     return found
@@ -86,7 +87,7 @@ def test_its_connection_is_closed(
         [number] = connection.execute(others).fetchone() or (0,)
         return int(number)
 
-    with TaskLocks(database(database_url)) as locks:
+    with PatientTaskLocks(database(database_url)) as locks:
         locks.doctor()
         eventually(lambda: count() == 0)
 
@@ -147,7 +148,7 @@ class TestAnEngine:
             go_on.wait(60)
 
         try:
-            [found] = wrong(examined(engine))
+            [found] = wrong(examined(engine, claim_timeout=10.0))
         finally:
             go_on.set()
         assert "no connection came within" in found.says

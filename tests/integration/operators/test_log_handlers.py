@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timezone
 from typing import Any
@@ -52,7 +53,7 @@ def handler() -> Iterator[Handler]:
 def test_one_that_blocks_holds_up_no_renewal_and_no_claim(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
 ) -> None:
-    locks = make_task_locks(proxy.url, given=RENEWS_OFTEN)
+    locks = make_task_locks(proxy.url, given=RENEWS_OFTEN, claim_timeout=180)
     with locks.hold("held", **TIMES) as held:
         handler.go_on.clear()
         refuse(proxy)
@@ -84,9 +85,9 @@ def test_lines_are_written_before_a_shutdown_returns(
 ) -> None:
     flush = client.flush_application
 
-    def let_go(until: float) -> None:
+    def let_go(_until: float) -> None:
         handler.go_on.set()
-        flush(until)
+        flush(time.monotonic() + 60)  # a slow machine may take longer than a shutdown has
 
     locks = with_a_line_that_blocks(make_task_locks, proxy, handler)
     monkeypatch.setattr(client, "flush_application", let_go)

@@ -107,9 +107,9 @@ def soon() -> datetime:
 def test_a_run_right_before_a_run_time_has_the_maximum_lock_of_others(
     make_replica: MakeReplica, operator: TaskLocks, connection: Connection, how: str
 ) -> None:
-    """Else a run by hand that takes a minute could overlap with that of the schedule."""
+    """Else a run by hand that takes some minutes could overlap with that of the schedule."""
     replica = make_replica(**FAST)
-    at = datetime.now(timezone.utc) + timedelta(minutes=2)
+    at = datetime.now(timezone.utc) + timedelta(minutes=10)
     daily = {"hour": at.hour, "minute": at.minute, "timezone": "UTC", "misfire_grace_time": None}
     now = {"next_run_time": datetime.now(timezone.utc)}
     replica.scheduler.add_job(print, "cron", id="job", **daily, **(now if how == "added" else {}))

@@ -14,10 +14,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLocks, TaskLockSchemaError, upgrade
+from apscheduler_tasklock import TaskLockSchemaError, upgrade
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.schema.table import quoted
-from tests.support.commands import Answer, Command
+from tests.support.commands import Answer, Command, PatientTaskLocks
 from tests.support.pgbouncer import PgBouncer
 from tests.support.polling import eventually
 from tests.support.postgres import Server
@@ -402,7 +402,7 @@ class TestAnotherSchema:
         self, database_url: str
     ) -> None:
         with (
-            closing(TaskLocks(database_url)) as locks,
+            closing(PatientTaskLocks(database_url)) as locks,
             pytest.raises(
                 TaskLockSchemaError,
                 match=r"the tables task_lock, task_lock_run, task_lock_replica are not in the "

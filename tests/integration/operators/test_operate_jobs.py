@@ -17,7 +17,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from psycopg import sql
 
 from apscheduler_tasklock import JobState, TaskLocks, TaskLockSchemaError
-from tests.support.commands import Command, OnTerminal
+from tests.support.commands import PATIENT, Command, OnTerminal
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import STAYS_OK, add_job, add_task
@@ -142,7 +142,7 @@ class TestInPython:
                 )
             )
             with pytest.raises(TaskLockSchemaError, match="DELETE ON task_lock_job TO"):
-                make_task_locks(url).jobs()
+                make_task_locks(url, given=PATIENT, claim_timeout=180).jobs()
 
 
 # Its row is older than its run time.

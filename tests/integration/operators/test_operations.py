@@ -35,6 +35,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from tests.integration.conftest import Job
 from tests.support.claims import RENEWS_OFTEN, ended_runs
+from tests.support.commands import PatientTaskLocks
 from tests.support.internals import deferred_run_times
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -99,7 +100,7 @@ def is_near(moment: datetime | None, other: datetime | None) -> bool:
     """Tell whether two times are the same, told by clocks of two kinds."""
     assert moment is not None
     assert other is not None
-    return abs((moment - other).total_seconds()) < 5
+    return abs((moment - other).total_seconds()) < 60
 
 
 def grants(replica: Replica, reason: str | None = None) -> list[Any]:
@@ -281,10 +282,11 @@ class TestRegistration:
     def test_the_replicas_are_seen_with_what_they_have_and_run(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:
-        replica = make_replica(replica_id="one", **FAST)
+        replica = make_replica(replica_id="one", timings=Timings(report_interval=0.3), **FAST)
         replica.run_once(job.run)
         eventually(job.begun.is_set)
         registered(operator, "job")
+        eventually(lambda: operator.replicas()[0].running)  # an earlier sign of life has none
         [seen] = operator.replicas()
         assert (seen.replica_id, seen.alive) == ("one", True)
         assert (seen.tasks, [run.task for run in seen.running]) == (("job",), ["job"])
@@ -392,7 +394,8 @@ class TestPause:
             runs.append(found[0])
 
         for _ in range(3):
-            replica = make_replica(jobs={"job": {"min_lock": 0}}, **FAST)
+            # The default maximum lock of 0.25 s would end before a slow machine runs the job.
+            replica = make_replica(jobs={"job": {"min_lock": 0, "max_lock": 600}}, **FAST)
             replica.scheduler.add_job(job, "interval", seconds=0.05, id="job", max_instances=5)
         eventually(lambda: len(runs) > 10)
         assert tasks_of(operator.pause(given, by="me", reason="why")) == ["job"]
@@ -598,8 +601,9 @@ class TestOverdue:
         replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         expected = task(operator).due_at
-        connection.execute("""UPDATE task_lock SET schedule = '{"type":"cron"}'""")
-        due_at(connection, ago=100)
+        with connection.transaction():  # a look between the two would write ours
+            connection.execute("""UPDATE task_lock SET schedule = '{"type":"cron"}'""")
+            due_at(connection, ago=100)
         eventually(lambda: is_near(task(operator).due_at, expected))
         assert not told_overdue(caplog, "job")
 
@@ -808,7 +812,7 @@ class TestHistoryOptions:
         assert lines[-1] == "ValueError: no report"
 
     def test_a_hold_keeps_a_traceback_on_request(self, database_url: str) -> None:
-        with TaskLocks(database_url, tracebacks=True) as locks:
+        with PatientTaskLocks(database_url, tracebacks=True) as locks:
             with suppress(ValueError), locks.hold("held", min_lock=0, max_lock=600):
                 raise ValueError("no")
             [run] = locks.runs("held")

@@ -17,7 +17,7 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import TaskLockError, TaskLocks, locks
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_REFUSED
-from tests.support.commands import Command
+from tests.support.commands import Command, PatientTaskLocks
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.rows import add_task
@@ -28,9 +28,8 @@ FAST: dict[str, Any] = {"poll_interval": 0.1}
 
 
 @pytest.fixture
-def operator(database_url: str) -> Any:
-    with TaskLocks(database_url) as locks:
-        yield locks
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks()
 
 
 class TestReplicas:
@@ -74,7 +73,7 @@ class TestReplicas:
     def test_a_task_that_appears_later_is_paused(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
-        operator.pause_all(duration=60, namespace="jo")
+        operator.pause_all(duration=3600, namespace="jo")
         replica = make_replica(**FAST)
         often = {"trigger": "interval", "seconds": 0.1, "misfire_grace_time": None}
         replica.scheduler.add_job(print, id="job", **often)
@@ -120,22 +119,20 @@ class TestCalls:
 
     def test_a_session_that_keeps_the_table_locked_is_told(
         self,
-        database_url: str,
-        connection: Connection,
+        operator: TaskLocks,
         direct_url: str,
         caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        with (
-            TaskLocks(database_url, claim_timeout=0.5) as locks,
-            psycopg.connect(direct_url) as other,
-        ):
+        monkeypatch.setattr(locks, "LONGEST_TABLE_WAIT", 0.1)
+        with psycopg.connect(direct_url) as other:
             other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
             with pytest.raises(TaskLockError, match="doctor` names them"):
-                locks.pause_all(duration=None)
+                operator.pause_all(duration=None)
             assert [record.levelname for record in caplog.records] == ["WARNING"]
             assert "to pause all tasks is tried again" in caplog.text
             other.rollback()
-            assert locks.pauses_of_all() == []
+            assert operator.pauses_of_all() == []
 
     def test_a_refusal_that_comes_before_all_is_sent_is_told_once(
         self,
@@ -188,7 +185,7 @@ class TestCalls:
             sent.append((to_server, data))
             return data
 
-        with TaskLocks(proxy.url, claim_timeout=600.0) as operator:
+        with PatientTaskLocks(proxy.url) as operator:
             operator.tasks()
             proxy.tap = tap
             operator.pause_all(duration=None)
@@ -210,7 +207,7 @@ class TestCalls:
         """Another transaction gets the table after the first lock, and keeps it."""
         monkeypatch.setattr(locks, "LONGEST_TABLE_WAIT", 2.0)
         monkeypatch.setattr(locks, "TABLE_ATTEMPTS", 1)
-        operator = TaskLocks(database_url)
+        operator = PatientTaskLocks(database_url)
         add_task(connection, "task", **JOB)
         change = "UPDATE task_lock SET task_name = task_name"
         waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'task_lock'::regclass"

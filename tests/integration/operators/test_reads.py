@@ -33,7 +33,7 @@ from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.dashboard.access import Access
 from apscheduler_tasklock.dashboard.app import Dashboard
 from tests.support.asgi_client import TestClient
-from tests.support.commands import Command
+from tests.support.commands import PATIENT, Command
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import (
@@ -470,7 +470,7 @@ class TestOverview:
         with role(direct_url) as (name, url):
             grant = sql.SQL("GRANT SELECT ON task_lock, task_lock_replica TO {}")
             connection.execute(grant.format(sql.Identifier(name)))
-            found = told(make_task_locks(database=url))
+            found = told(make_task_locks(database=url, given=PATIENT, claim_timeout=180))
         assert found == {**known, "died": "running"}
 
     @pytest.mark.direct("roles log in by themselves")
@@ -482,7 +482,7 @@ class TestOverview:
         with role(direct_url) as (name, url):
             grant = sql.SQL("GRANT SELECT ON task_lock TO {}")
             connection.execute(grant.format(sql.Identifier(name)))
-            locks = make_task_locks(database=url)
+            locks = make_task_locks(database=url, given=PATIENT, claim_timeout=180)
             found = locks.overview()
             assert [each.what for each in found.findings] == ["failing", "not read", "not read"]
             assert (found.alive, found.silent) == (None, None)

@@ -7,7 +7,7 @@ Such run times are a button's ``modify_job(next_run_time=now)``, a listener that
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -42,10 +42,8 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]
 
 
 @pytest.fixture
-def operator(database_url: str) -> Iterator[TaskLocks]:
-    locks = TaskLocks(database_url)
-    yield locks
-    locks.close()
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks()
 
 
 def ran(replica: Replica, *, count: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -25,10 +25,8 @@ Connection = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def operator(database_url: str) -> Iterator[TaskLocks]:
-    locks = TaskLocks(database_url)
-    yield locks
-    locks.close()
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks()
 
 
 def ago(minutes: float) -> datetime:

@@ -141,7 +141,8 @@ def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
 ) -> None:
     caplog.set_level(logging.INFO)
     job.go_on.set()
-    replica = make_replica(role.url, claim_timeout=0.3)
+    # Longer than a slow machine stops: the next claim has no more time than this one.
+    replica = make_replica(role.url, claim_timeout=6)
     role.set(refusal[0])
     replica.run_once(job.run)
     failed = replica.one(EVENT_TASK_LOCK_ERROR)
@@ -285,8 +286,8 @@ def test_a_table_that_a_session_has_locked_is_told_with_that_session(
     job.go_on.set()
     if setting:
         role.set(f"ALTER ROLE {{}} {setting}")
-    timings = Timings(unlocked_after=1.0)
-    replica = make_replica(role.url, claim_timeout=3, poll_interval=0.3, timings=timings)
+    timings = Timings(unlocked_after=1.0, longest_answer=1.0)
+    replica = make_replica(role.url, claim_timeout=60, poll_interval=0.3, timings=timings)
     replica.run_once(job.run)
     replica.one(EVENT_JOB_EXECUTED)
     with (

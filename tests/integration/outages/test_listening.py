@@ -129,7 +129,7 @@ def test_the_thread_goes_on_to_listen_while_there_is_nothing_to_do(
 
 def test_what_is_asked_meanwhile_wakes_the_thread(listen: Listen, direct_url: str) -> None:
     """Else it waits for a notification for ever, since nothing else is due."""
-    heard = listen(direct_url)
+    heard = listen(direct_url, is_patient=True)
     eventually(lambda: heard.count)
     for _ in range(10):
         time.sleep(0.01)  # lets the thread wait again; nothing is expected to happen meanwhile
@@ -139,7 +139,7 @@ def test_what_is_asked_meanwhile_wakes_the_thread(listen: Listen, direct_url: st
 def test_what_is_notified_during_a_statement_is_heard_after_it(
     listen: Listen, direct_url: str, connection: Connection
 ) -> None:
-    heard = listen(direct_url)
+    heard = listen(direct_url, is_patient=True)
     eventually(lambda: heard.count)
     before = heard.count
     in_statement: list[int] = []
@@ -158,7 +158,7 @@ def test_what_is_notified_during_a_statement_is_heard_after_it(
 def test_what_has_come_with_an_answer_is_heard_though_nothing_more_comes(
     listen: Listen, direct_url: str, connection: Connection
 ) -> None:
-    heard = listen(direct_url)
+    heard = listen(direct_url, is_patient=True)
     eventually(lambda: heard.count)
     before = heard.count
 
@@ -185,7 +185,7 @@ def test_a_connection_that_broke_is_replaced_and_what_it_may_have_missed_looked_
 def test_one_that_was_closed_after_a_statement_that_failed_is_replaced_too(
     listen: Listen, direct_url: str, connection: Connection
 ) -> None:
-    heard = listen(direct_url)
+    heard = listen(direct_url, is_patient=True)
     eventually(lambda: heard.count)
     before = heard.count
     with pytest.raises(TaskLockError):
@@ -317,7 +317,7 @@ def test_an_outage_is_left_to_be_told_by_the_thread(
     listen: Listen, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.accepting = False
-    heard = listen(proxy.url)
+    heard = listen(proxy.url, is_patient=True)
     eventually(lambda: proxy.refused > 2)
     assert heard.setup.outage.reason is not None
     proxy.accepting = True
@@ -341,7 +341,7 @@ def test_through_a_pooler_nothing_is_listened_for(
 
     proxy.to_server = note
     proxy.to_client = as_a_pooler
-    heard = listen(proxy.url, linger=0.01)
+    heard = listen(proxy.url, linger=0.01, is_patient=True)
     eventually(lambda: "There is a pooler before the database" in caplog.text)
     eventually(lambda: not heard.setup.database.has_thread)
     heard.setup.ask(lambda cursor: cursor.execute("SELECT 1").fetchone())

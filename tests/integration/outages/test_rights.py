@@ -254,7 +254,7 @@ class TestWhileReplicasRun:
         eventually(lambda: all(each == () for each in rejected(operator).values()))
         eventually(lambda: len(operator.runs("job")) > ran + 1)
         assert alive(operator) == {"web-1", "web-2"}
-        assert all(replica.executor.health().degraded == () for replica in replicas)
+        eventually(lambda: all(each.executor.health().degraded == () for each in replicas))
         began = told(caplog, "WARNING", "Rejected by the database")
         assert [remedy in line for line in began] == [True, True]  # one each
         assert len(told(caplog, "INFO", "No longer rejected by the database")) == 2

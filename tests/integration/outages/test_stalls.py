@@ -75,7 +75,7 @@ def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_go
     options = {"lease": 600, "min_factor": 0, "claim_timeout": 180, "timings": PATIENT}
     replica = make_replica(proxy.url, **options)
     stalled, go_on = threading.Event(), threading.Event()
-    other = make_locks(replica_id="other")
+    other = make_locks(replica_id="other", claim_timeout=180, timings=PATIENT)
     other.outage.believe()
     overtaken: list[HeldLock] = []
 

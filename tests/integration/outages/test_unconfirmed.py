@@ -15,13 +15,13 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock import (
     TaskLockDatabaseError,
     TaskLockError,
-    TaskLocks,
     TaskLockUnknownError,
     upgrade,
 )
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, held
+from tests.support.commands import PatientTaskLocks
 from tests.support.outages import BACK, UNAVAILABLE, said
 from tests.support.polling import eventually
 from tests.support.unconfirmed import LonelyServer
@@ -33,6 +33,9 @@ pytestmark = pytest.mark.own_server
 VERSION = "SELECT xmin::text FROM task_lock WHERE task_name = 'task' AND finished_at IS NOT NULL"
 
 Make = Callable[..., LockClient]
+
+# The test alone ends the waits of commits.
+PATIENT = Timings(longest_answer=600.0)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def make(lonely: LonelyServer) -> Iterator[Make]:
     made: list[LockClient] = []
 
     def make(replica_id: str = "replica", **settings: Any) -> LockClient:
-        options = {"claim_timeout": 600.0, **settings}
+        options = {"claim_timeout": 600.0, "timings": PATIENT, **settings}
         locks = LockClient(LockSettings(lonely.url, replica_id, **options))
         made.append(locks)
         held(locks, f"warm-up of {replica_id}")  # its statements are prepared
@@ -202,7 +205,7 @@ def test_an_operators_action_is_done_once_a_write_is_confirmed(
     make()
     shown = "SELECT count(*) FROM task_lock WHERE paused_at IS NOT NULL"
     noted = "SELECT count(*) FROM task_lock_run WHERE outcome = 'paused'"
-    with TaskLocks(lonely.url, claim_timeout=600.0) as locks:
+    with PatientTaskLocks(lonely.url, claim_timeout=600.0) as locks:
         with lonely.hanging():
             asked = aside(locks.pause, "warm-up of replica")
             lonely.cancel_first()
@@ -218,7 +221,7 @@ def test_of_an_action_that_is_given_up_before_that_nothing_is_known(
 ) -> None:
     make()
     with lonely.hanging():
-        locks = TaskLocks(lonely.url, claim_timeout=600.0)
+        locks = PatientTaskLocks(lonely.url, claim_timeout=600.0)
         asked = aside(locks.pause, "warm-up of replica")
         lonely.cancel_first()
         aside(locks.close)
@@ -252,7 +255,7 @@ def test_no_session_is_left_behind_for_each_probe_where_cancels_do_not_arrive(
     """Each would wait in the server, and after some minutes the server would be full."""
     monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda: False)
     probes: list[None] = []
-    locks = make()
+    locks = make(timings=Timings())  # probes are given up
     with ExitStack() as stack, lonely.hanging():
         stack.callback(hear_of_probes(lambda: probes.append(None)))
         asked = aside(claim, locks)
@@ -293,7 +296,7 @@ def test_an_outage_is_over_for_who_only_reads_once_a_probe_was_confirmed(
 ) -> None:
     caplog.set_level(logging.INFO)
     make()
-    with TaskLocks(lonely.url) as locks:
+    with PatientTaskLocks(lonely.url, claim_timeout=600.0) as locks:
         with lonely.hanging():
             asked = aside(locks.check_writes)
             lonely.cancel(lonely.one_waiting())

@@ -335,6 +335,7 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
     eventually(no_thread_is_left)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_many_coroutines_that_a_shutdown_cuts_are_handed_over_together(
     proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
@@ -401,6 +402,7 @@ def test_claims_of_coroutines_under_way_at_a_shutdown_are_handed_over_together(
     assert number_handed_over(connection) == claimed
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(
     database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
@@ -555,6 +557,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     assert locks.closed
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_run_whose_release_is_cut_short_by_shutdown_is_told_as_it_ended(
     proxy: Proxy, gate: Gate
 ) -> None:
@@ -605,13 +608,16 @@ def test_cancelled_in_the_first_of_several_run_times_it_claims_no_other(
     assert connection.execute("SELECT token FROM task_lock").fetchone() == (claimed[0],)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_coroutine_that_was_submitted_right_before_the_shutdown_is_not_begun(
     database_url: str, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the same turn of the loop. It may have been claimed by then, and is handed over."""
 
     async def main() -> None:
-        async with running(database_url) as loop:
+        async with running(database_url, claim_timeout=180) as loop:
+            # While a shutdown waits for it, a connection has a short limit.
+            await asyncio.to_thread(loop.executor.locks.check)
             loop.submit(coroutine_job)
             coroutines(loop.executor).clear()  # tornado's executor cancels nothing
             loop.executor.shutdown()

@@ -171,6 +171,7 @@ def hanging(tmp_path: Path) -> Iterator[Path]:
         os.kill(int(begun.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
 @pytest.mark.parametrize(
     "context",
@@ -348,6 +349,7 @@ def test_a_pool_can_be_given_as_an_instance(make_replica: MakeReplica, database_
     assert replica.one(EVENT_JOB_EXECUTED).retval == 1
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_what_waits_for_a_worker_is_not_claimed(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
@@ -503,6 +505,7 @@ def test_a_worker_may_be_replaced_after_each_job(make_replica: MakeReplica) -> N
     assert len(pids) == 2
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_while_the_application_keeps_its_pool_busy_nothing_more_is_claimed(
     make_replica: MakeReplica, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

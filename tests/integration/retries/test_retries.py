@@ -263,7 +263,7 @@ def test_a_one_off_job_without_an_id_runs_although_its_function_has_retries(
     def run() -> None:
         ran.set()
 
-    make_replica().scheduler.add_job(run, "date", run_date=now())
+    make_replica().scheduler.add_job(run, "date", run_date=now(), misfire_grace_time=None)
 
     assert ran.wait(60)
     assert "its lock options (retries) have no effect" in caplog.text
@@ -426,7 +426,8 @@ def test_each_attempt_of_a_job_with_jitter_has_the_same_run_time(
     # The run time of half a day ago, for which the replica has drawn half a day of jitter.
     nominal = now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=12)
     trigger = CronTrigger(hour=nominal.hour, timezone=timezone.utc, jitter=86_000)
-    replica.scheduler.add_job(fail_at_first, trigger, id="job", next_run_time=now())
+    given = {"next_run_time": now(), "misfire_grace_time": None}
+    replica.scheduler.add_job(fail_at_first, trigger, id="job", **given)
 
     replica.one(EVENT_JOB_EXECUTED)
 

@@ -63,7 +63,8 @@ def test_the_check_ins_of_all_attempts_of_a_job_with_jitter_have_one_id(
     # Due half a day ago, with half a day of jitter.
     hour = (now() - timedelta(hours=12)).hour
     trigger = CronTrigger(hour=hour, timezone=timezone.utc, jitter=86_000)
-    replica.scheduler.add_job(Flaky(1), trigger, id="job", next_run_time=now())
+    given = {"next_run_time": now(), "misfire_grace_time": None}
+    replica.scheduler.add_job(Flaky(1), trigger, id="job", **given)
     replica.one(EVENT_JOB_EXECUTED)
     eventually(lambda: len(sentry.check_ins) >= 3)
     check_ins.close()

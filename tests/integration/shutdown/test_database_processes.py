@@ -25,7 +25,10 @@ from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.timings import Timings
 
 url = sys.argv[1]
-locks = TaskLocks(url, replica_id="script")
+# No limit is reached while a slow machine stops.
+module.ENDING_LIMIT = 60.0
+TaskLocks.timings = Timings(longest_answer=60.0)
+locks = TaskLocks(url, replica_id="script", claim_timeout=180)
 TIMES = {"min_lock": 0, "max_lock": 600}
 
 def threads():
@@ -53,9 +56,9 @@ threading.Thread(target=work).start()
 """
 WITHOUT_A_THREAD = """
 class Hasty(TaskLocks):
-    timings = Timings(linger=0.0)
+    timings = Timings(linger=0.0, longest_answer=60.0)
 
-locks = Hasty(url, replica_id="script")
+locks = Hasty(url, replica_id="script", claim_timeout=180)
 locks.check()
 until(lambda: threads() == [])
 
@@ -120,7 +123,9 @@ with locks.hold("parents", **TIMES):
         sys.exit(0)
     os.waitpid(child, 0)
     told = json.loads(os.read(reading, 10000))
-    after = hold("again")
+    with locks.hold("again", **TIMES):
+        until(lambda: len(pids()) == 1)  # the child's is ended by the server after the child
+        after = pids()
 print(json.dumps({"before": before, "child": told, "after": after}))
 locks.close()
 """

@@ -90,7 +90,7 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     go_on.set()
     stopping.join(60)
     assert ran == []
-    assert unreleased(connection) == []
+    eventually(lambda: unreleased(connection) == [])  # it may be late for the shutdown
 
 
 class ToldPool(PoolExecutor):
@@ -131,7 +131,7 @@ def test_a_shutdown_that_waited_for_a_job_for_a_minute_tells_that_the_job_has_en
     now[0] += 60
     go_on.set()
     stopping.join(60)
-    assert told() == (True, None)
+    eventually(lambda: told() == (True, None), instead=told)
 
 
 class SlowPool(PoolExecutor):
@@ -204,7 +204,7 @@ def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_o
     eventually(lambda: unreleased(connection) == ["first", "second"])
     assert pool.is_given.wait(60)
     replica.scheduler.shutdown(wait=False)
-    assert len(unreleased(connection)) == 1
+    eventually(lambda: len(unreleased(connection)) == 1)  # it may be late for the shutdown
 
 
 def test_where_a_worker_shuts_its_own_pool_down_nothing_of_ours_is_left(

@@ -20,7 +20,14 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLockOptionError
-from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
+from tests.support.stored_jobs import (
+    PATIENT,
+    StoreReplica,
+    note,
+    ran,
+    store_class,
+    store_replicas,
+)
 
 Make = Callable[..., StoreReplica]
 
@@ -157,7 +164,7 @@ class TestInstances:
     def scheduler(self, database_url: str) -> Iterator[BackgroundScheduler]:
         """A scheduler by whose defaults three instances of a job may run at a time."""
         scheduler = BackgroundScheduler(
-            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
+            jobstores={"default": store_class(PATIENT)(database_url, functions=["tests."])},
             executors={"default": TaskLockExecutor(database_url)},
             job_defaults={"max_instances": 3},
         )

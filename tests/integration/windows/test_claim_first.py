@@ -159,6 +159,7 @@ def test_while_something_given_has_not_begun_nothing_more_is_claimed(
     assert busy_pool.codes() == busy_pool.codes("next") == RUN
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
     busy_pool: Replica, go_on: threading.Event
 ) -> None:
@@ -316,6 +317,7 @@ def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
     assert claimed(connection) == ["long"]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_a_job_whose_listener_of_the_grant_shuts_the_scheduler_down_is_not_begun(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
@@ -389,6 +391,7 @@ def test_what_an_executor_runs_in_a_process_of_its_own_is_run_once(
     assert connection.execute(runs).fetchall() == [("fails", "error"), ("job", "ok")]
 
 
+@pytest.mark.usefixtures("unhurried_stop")
 def test_what_runs_in_a_process_of_an_executors_own_is_not_handed_over_at_a_shutdown(
     make_replica: MakeReplica, connection: Connection, tmp_path: Path
 ) -> None:
@@ -482,7 +485,7 @@ def test_a_job_whose_submission_was_interrupted_is_not_left_to_nobody(
 ) -> None:
     """By Ctrl-C, where the executor runs it inside of the submission, and APScheduler goes on."""
     ran = threading.Event()
-    replica = make_replica(executor=DebugExecutor())
+    replica = make_replica(executor=DebugExecutor(), claim_timeout=180)
     run_time = datetime.now(timezone.utc)
     job = replica.run_once(ran.set, next_run_time=run_time + timedelta(hours=1))
 

@@ -131,7 +131,7 @@ def test_a_scheduler_that_overrides_how_events_are_given_is_told_without_listene
         now = datetime.now(timezone.utc)
         once = {"next_run_time": now, "misfire_grace_time": None}
         scheduler.add_job(int, "interval", hours=1, id="job", **once)
-        eventually(lambda: EVENT_JOB_EXECUTED in scheduler.seen)
+        eventually(lambda: EVENT_TASK_LOCK_RELEASED in scheduler.seen)
     finally:
         scheduler.shutdown()
     assert [code for code in scheduler.seen if code in RUN] == RUN
@@ -961,6 +961,7 @@ class TestUnavailableDatabase:
         replica.run_once(lambda: None, job_id="before")
         replica.one(EVENT_JOB_EXECUTED, "before")
         replica.idle()
+        caplog.clear()  # of a connection that took long
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             replica.run_once(lambda: None)
@@ -1085,6 +1086,7 @@ class TestScheduler:
         replica.idle()
         assert replica.codes()[:3] == RUN
 
+    @pytest.mark.usefixtures("unhurried_stop")
     @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_lets_a_running_job_end_and_releases_it(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any], job: Job
@@ -1107,6 +1109,7 @@ class TestScheduler:
         assert connection.execute(claimed).rowcount == 0
         eventually(lambda: _connections(connection) == 0)
 
+    @pytest.mark.usefixtures("unhurried_stop")
     @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_without_waiting_still_releases_and_leaves_no_connection(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any], job: Job
@@ -1172,6 +1175,7 @@ class TestScheduler:
         assert len(errors) == 1, errors
         assert "Job 'job' will not run" in errors[0]
 
+    @pytest.mark.usefixtures("unhurried_stop")
     def test_the_blocking_scheduler_runs_locked_jobs(
         self, database_url: str, connection: psycopg.Connection[Any]
     ) -> None:

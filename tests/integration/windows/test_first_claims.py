@@ -48,7 +48,9 @@ def test_what_was_granted_beside_a_first_claim_that_fails_is_handed_over(
         "CREATE TRIGGER wait BEFORE INSERT ON task_lock FOR EACH ROW EXECUTE FUNCTION wait()"
     )
     # An answer is waited for longer than it is held up.
-    locks = make_locks(claim_timeout=180.0, timings=Timings(longest_answer=60.0))
+    locks = make_locks(
+        claim_timeout=180.0, timings=Timings(longest_answer=60.0, closing_timeout=60.0)
+    )
     locks.check()
     locks.outage.believe()
     is_busy, go_on = threading.Event(), threading.Event()

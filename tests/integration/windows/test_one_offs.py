@@ -28,6 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from tests.support.commands import PATIENT
 from tests.support.internals import deferred_run_times
 from tests.support.outages import Job
 from tests.support.polling import eventually
@@ -39,6 +40,16 @@ Connection = psycopg.Connection[Any]
 
 OWN = [EVENT_JOB_EXECUTED]
 LOCKED = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
+
+
+@pytest.fixture
+def make_replica(make_replica: MakeReplica) -> MakeReplica:
+    """Make and start a replica. It waits for its connection with patience, else it warns."""
+
+    def make(**options: Any) -> Replica:
+        return make_replica(**{"claim_timeout": 180, "timings": PATIENT, **options})
+
+    return make
 
 
 def ago(seconds: float, **fields: Any) -> datetime:
