@@ -61,7 +61,9 @@ class KnownTasks:
 
     def keys_of(self, task_name: str) -> list[JobKey]:
         """Return the jobs that have this task."""
-        return [key for key, name in list(self._tasks.items()) if name == task_name]
+        # Of a copy, because `items()` makes an object for each job, so that the garbage collector
+        # may run other code meanwhile, and another thread may add a job.
+        return [key for key, name in self._tasks.copy().items() if name == task_name]
 
     def asking(self, keys: Iterable[JobKey]) -> Iterator[JobKey]:
         """Yield the jobs whose code does not hang.

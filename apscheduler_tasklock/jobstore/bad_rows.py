@@ -77,7 +77,7 @@ class Backoff:
     def names(self) -> list[str]:
         """Return the names that are in their pauses."""
         now = time.monotonic()
-        return [name for name, (until, _) in list(self._until.items()) if until > now]
+        return [name for name, (until, _) in self._until.copy().items() if until > now]
 
 
 class Flood:

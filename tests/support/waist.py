@@ -109,6 +109,7 @@ from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.executor_run import ExecutorRun
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.misfires import SchedulerPasses
 from apscheduler_tasklock._runs.queue import RunQueue, ToDo
@@ -171,6 +172,7 @@ __all__ = [
     "GiveUp",
     "GrantLimitError",
     "JobMove",
+    "KnownTasks",
     "Lead",
     "Leadership",
     "LockClient",
