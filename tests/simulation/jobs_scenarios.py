@@ -363,6 +363,17 @@ def _begins_late(story: Any) -> None:
     story.world.call_at(BEGIN + 10.003, pause)
 
 
+def _lost(story: Any) -> None:
+    """Pause a process in its run for longer than a lease, so that another one takes it over."""
+    submit_all(story)
+    process = story.replicas[0].process
+
+    def pause() -> None:
+        process.pause(story.world.now, 40.0)
+
+    story.world.call_at(BEGIN + 17.0, pause)
+
+
 SCENARIOS = (
     JobsScenario("jobs", jobs("pqr", 10.0, 20.0, takes=1.0), submit_all),
     JobsScenario("at once", jobs("pqr", 10.0), _together, replicas=3, workers=1),
@@ -409,6 +420,12 @@ SCENARIOS = (
     JobsScenario("raises, and queues", jobs("pq", 10.0), partial(_raises, queues=True)),
     JobsScenario(
         "begins late", jobs("pq", 10.0, takes=1.0, failover=True), _begins_late, is_paused=True
+    ),
+    JobsScenario(
+        "loses its lock",
+        jobs("l", 10.0, period=100.0, takes=50.0, failover=True),
+        _lost,
+        is_paused=True,
     ),
     JobsScenario(
         "unlocked",
