@@ -19,9 +19,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
@@ -45,6 +47,8 @@ _POOL_START = 10.0
 
 # The most characters of a detail, so that a pipe takes each line at once.
 _LONGEST_DETAIL = 500
+# How many of the innermost places of an error are told.
+_FRAMES = 4
 
 # Seconds until the job is due that replaces another one under its id.
 _MUCH_LATER = 3600.0
@@ -60,7 +64,9 @@ class Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{record.name}: {record.getMessage()}"
         if record.exc_info:
-            text += f": {record.exc_info[1]!r}"
+            frames = traceback.extract_tb(record.exc_info[2])[-_FRAMES:]
+            places = [f"{Path(each.filename).name}:{each.lineno}" for each in reversed(frames)]
+            text += f": {record.exc_info[1]!r} at {', '.join(places)}"
         self._tell("erred", detail=text[:_LONGEST_DETAIL])
 
 
