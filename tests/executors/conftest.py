@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.executors import jobs
-from tests.integration.conftest import late_takeovers, unhurried_stop
+from tests.integration.conftest import late_takeovers
 from tests.support.hosts import HOSTS, Host
 from tests.support.schedulers import Replica
 
-__all__ = ["late_takeovers", "unhurried_stop"]  # fixtures
+__all__ = ["late_takeovers"]  # a fixture
 
 Jobs = Callable[[str], Callable[..., Any]]
 

@@ -154,7 +154,6 @@ def test_max_instances_means_what_it_did(
     assert replica.codes() == RUN
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.parametrize("wait", [True, False])
 def test_shutdown_releases_what_runs_and_claims_nothing_new(
     host: Host,

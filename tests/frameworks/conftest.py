@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import unhurried_stop
 from tests.support.django_project import DjangoProject, database_settings
-
-__all__ = ["unhurried_stop"]  # a fixture
 
 APP = 'INSTALLED_APPS += ["apscheduler_tasklock.django"]'
 

@@ -107,7 +107,6 @@ def test_one_offs_that_requests_add_without_an_id_all_run_in_a_context(make_app:
     assert sorted(map(str, found)) == sorted(str(("shop", user, None)) for user in users)
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 def test_the_teardown_gets_the_exception_of_a_job_that_fails(
     make_app: MakeApp, connection: psycopg.Connection[Any]
 ) -> None:
@@ -125,7 +124,6 @@ def test_the_teardown_gets_the_exception_of_a_job_that_fails(
     assert connection.execute("SELECT outcome FROM task_lock_run").fetchall() == [("error",)]
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 def test_the_decorator_returns_the_function_and_takes_options_of_the_lock(
     make_app: MakeApp, connection: psycopg.Connection[Any]
 ) -> None:

@@ -66,7 +66,6 @@ def running(lifespan: Any) -> Any:
     return lifespan(Starlette())
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_scheduler_runs_while_the_application_does(
     kind: type[BaseScheduler], make: Make, connection: psycopg.Connection[Any]
@@ -194,10 +193,7 @@ def test_the_applications_own_lifespan_is_around_the_scheduler(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_event_loop_goes_on_while_a_thread_is_waited_for(
-    kind: type[BaseScheduler],
-    make: Make,
-    connection: psycopg.Connection[Any],
-    unhurried_stop: None,
+    kind: type[BaseScheduler], make: Make, connection: psycopg.Connection[Any]
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
@@ -237,7 +233,6 @@ def stop_in_the_middle(
     asyncio.run(main())
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 def test_a_coroutine_is_cancelled_handed_over_and_cleans_up_before_the_end(
     make: Make, connection: psycopg.Connection[Any]
 ) -> None:
@@ -258,7 +253,7 @@ def test_a_coroutine_is_cancelled_handed_over_and_cleans_up_before_the_end(
 
 
 def test_a_coroutine_ends_by_itself_within_the_drain_timeout(
-    make: Make, connection: psycopg.Connection[Any], unhurried_stop: None
+    make: Make, connection: psycopg.Connection[Any]
 ) -> None:
     seen: list[str] = []
 
@@ -320,7 +315,6 @@ def test_a_stop_ends_while_the_database_is_unavailable(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.usefixtures("unhurried_stop")
 def test_a_job_that_waits_for_a_thread_does_not_begin_any_more(
     make: Make, connection: psycopg.Connection[Any]
 ) -> None:

@@ -100,7 +100,7 @@ def is_near(moment: datetime | None, other: datetime | None) -> bool:
     """Tell whether two times are the same, told by clocks of two kinds."""
     assert moment is not None
     assert other is not None
-    return abs((moment - other).total_seconds()) < 60
+    return abs((moment - other).total_seconds()) < 5
 
 
 def grants(replica: Replica, reason: str | None = None) -> list[Any]:
