@@ -63,13 +63,10 @@ class ExecutorRun(ReportedRun, QueuedRun):
     :param notifier: reports the run's events
     :param queue: the queue of the run
     :param is_inline: whether the wrapped executor runs jobs inside ``submit_job``
-    :ivar submission: the submission of the run
-    :ivar locks: the replica's client, which sends the claim
     :ivar run_time: the run time. When a takeover is granted, it becomes the dead run's run time.
     :ivar context: the context variables of the thread that submitted the run
     :ivar claim: the claim; ``None``: no claim was made yet
     :ivar failure: the error that the job's trigger raised, so that no claim could be made
-    :ivar held: the lock of the claim; ``None`` if the claim was not granted
     :ivar refusal: why a scheduled run time was refused
     :ivar deferred_by: the refusal because of which this run, or an earlier run of its backlog, is
         deferred

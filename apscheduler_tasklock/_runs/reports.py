@@ -92,7 +92,7 @@ class ReportedRun:
 
     :ivar submission: the submission of the run
     :ivar run_time: the run time
-    :ivar locks: the replica's client
+    :ivar locks: the replica's client, which sends the claim
     :ivar notifier: dispatches the events
     :ivar telemetry: measures the run
     :ivar held: the lock of the claim; ``None`` if the claim was not granted
