@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,20 +11,16 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from apscheduler.events import (
     EVENT_ALL_JOBS_REMOVED,
     EVENT_JOB_ADDED,
-    EVENT_JOB_ERROR,
     EVENT_JOB_MODIFIED,
     EVENT_JOB_REMOVED,
-    EVENT_JOB_SUBMITTED,
     EVENT_SCHEDULER_STARTED,
-    JobExecutionEvent,
-    JobSubmissionEvent,
 )
-from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError, run_job
+from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -45,6 +40,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TaskRow,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
+from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
@@ -58,7 +54,6 @@ from apscheduler_tasklock._runs.adapter import (
     is_wrapped_by_another,
     make_inner,
     unwrap,
-    worker_count,
     wrap,
 )
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
@@ -67,11 +62,10 @@ from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_run import ExecutorRun
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
-from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.manual_runs import ManualRuns
-from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED, SchedulerPasses
+from apscheduler_tasklock._runs.misfires import SchedulerPasses
 from apscheduler_tasklock._runs.missed_runs import (
     MissedRuns,
     too_many_instances,
@@ -82,12 +76,15 @@ from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.reports import (
     Notifier,
     event_of_closed,
+    report_missed,
     report_not_begun,
+    report_submitted,
     telemetry_of,
 )
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether, reporting
-from apscheduler_tasklock._runs.submission import DueRun, JobKey, Submission
+from apscheduler_tasklock._runs.submission import DueRun, Submission
 from apscheduler_tasklock._runs.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._runs.unlocked_runs import UnlockedRuns
 from apscheduler_tasklock._runs.watch import Watch
@@ -121,9 +118,6 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import Health, MissCause, RunRequest
 
 logger = logger_of(__name__)
-
-# Limits how many jobs are named in the WARNING of a stop that waits for jobs.
-MOST_NAMED = 5
 
 
 class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  # the base has no types
@@ -295,11 +289,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self.locks = locks
         self._shutdown = None
         self._passes = SchedulerPasses()
-        self._coroutines: set[ExecutorRun] = set()
         # The notifier of coroutine jobs under the key True, and that of all other jobs under False.
         self._notifiers: dict[bool, Notifier] = {}
-        self._active: dict[UUID, _Active] = {}
-        self._idle = threading.Condition()  # notified when `_active` has lost a submission
+        self._active = ActiveSubmissions()
+        self._instances = self._active.instances  # where APScheduler's own executors have it
         leases = [self._leader_lease] if self._leader else []
         if self._defaults.failover and self._defaults.lease is not None:
             leases.append(self._defaults.lease)
@@ -344,6 +337,18 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._manual_runs = ManualRuns(
             locks, self._adapter, self._jobs, self._known, self._watch, self._know
         )
+        self._parts = ExecutorParts(
+            active=self._active,
+            adapter=self._adapter,
+            jobs=self._jobs,
+            known=self._known,
+            deferred=self._deferred,
+            missed=self._missed,
+            presence=self._presence,
+            watch=self._watch,
+            leadership=self._leadership,
+            wrap_function=self._wrap,
+        )
         self._runs = self._make_runs()
 
     def _make_leadership(self, locks: LockClient) -> Leadership | None:
@@ -382,32 +387,10 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Return the object that runs jobs on the wrapped executor; ``None`` before a start."""
         if self._inner is None:
             return None
-        parts = ExecutorParts(
-            coroutines=self._coroutines,
-            wrap_function=self._wrap,
-            note_begun=self._note_begun,
-            deferred=self._deferred,
-            leadership=self._leadership,
-            note_unfinished=self._watch.note_unfinished,
-            wake_look=self._watch.looks.wake,
-            forget_active=self._forget_active,
-            count_active=self._count_active,
-            renewed=self._jobs.renewed,
-            note_over=self._note_over,
-            report_alive=self._presence.report_alive,
-            dispatch=self._adapter.dispatch,
-            log_not_submitted=self._adapter.log_not_submitted,
-            report_failed=self._report_failed,
-            report_submitted=self._report_submitted,
-            report_missed=self._report_missed,
-            note_missed=self._missed.note_missed,
-            note_stored=self._missed.note_stored,
-            note_unasked=self._note_unasked,
-        )
         if not self._enabled:
-            return UnlockedRuns(self._inner, parts)
+            return UnlockedRuns(self._inner, self._parts)
         kind = ProcessRuns if has_processes(self._inner) else ExecutorRuns
-        return kind(self._inner, parts, self.locks.thread)
+        return kind(self._inner, self._parts, self.locks.thread)
 
     def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.
@@ -581,7 +564,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             unwrap(self._inner)
         if wait:  # so the runs that the replica's row still shows have ended
             self._presence.close((), shutdown.last_at)
-        runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
+        runs: list[ExecutorRun] = []
+        if self._runs is not None and cancels_coroutines(self._inner):
+            runs = list(self._runs.coroutines)
         # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.
         cut = [(run, release) for run in runs if (release := run.begin_cut()) is not None]
         self.locks.wait_for_claims(shutdown.seconds_left)
@@ -600,27 +585,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         return reporting(self._report_waiting, self.timings.waiting_interval)
 
     def _report_waiting(self) -> None:
-        self._log_waiting()
+        self._active.log_waiting()
         self._presence.close(self.locks.what_runs())
-
-    def _log_waiting(self) -> None:
-        """Log the jobs that a stop waits for."""
-        # Runs that wait in the queue are not named, because a stop lets none of them begin.
-        running = [active for active in list(self._active.values()) if active.begun_at]
-        if running:
-            more = len(running) - MOST_NAMED
-            logger.warning(
-                "The stop waits for jobs to end: %s",
-                ", ".join(
-                    [active.in_words() for active in running[:MOST_NAMED]]
-                    + [f"{more} more"] * (more > 0)
-                ),
-            )
-
-    def _note_begun(self, submission: Submission) -> None:
-        active = self._active.get(submission.claim_ids[0])
-        if active is not None:
-            active.begun_at = time.monotonic()
 
     def _add_listeners(self, scheduler: Any) -> None:
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
@@ -657,7 +623,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             )
         locked, unlocked = self._jobs.counted()
         started = self._started_in == os.getpid()
-        goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
+        goes_on = (
+            self.locks.thread.is_live and self._adapter.stores_are_live and self._adapter.is_alive
+        )
         return Health(
             live=started and goes_on,
             ready=started and (self._watch.has_looked or not self._enabled),
@@ -696,13 +664,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._watch.looks.close()
         if self._runs is not None:
             self._runs.stop(WITHDRAWING_LIMIT)
-        with self._reporting_waits(), self._idle:
-            return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
-
-    def _is_idle(self, coroutines: bool) -> bool:
-        return not any(
-            coroutines or not active.submission.awaited for active in list(self._active.values())
-        )
+        with self._reporting_waits():
+            return self._active.wait_until_none(seconds, coroutines=coroutines)
 
     def run_now(
         self, job_id: str, jobstore: str | None = None, by: str | None = None
@@ -806,13 +769,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 assert isinstance(request, ClaimRequest)
                 self._missed.note_missed(request, cause, reason)
 
-    def _note_unasked(self, submission: Submission, due_at: datetime, until: datetime) -> None:
-        """Note the run times from ``due_at`` to ``until`` that no replica has asked for."""
-        with suppress(Exception):  # a custom trigger's own code may raise anything
-            found = self._jobs.unasked(submission.key, submission.task_name, due_at, until)
-            if found is not None:
-                self._missed.note_unasked(*found, datetime.now(timezone.utc))
-
     def _report_not_begun(self, submission: Submission) -> None:
         for run_time in submission.run_times:
             report_not_begun(submission, run_time, telemetry_of(submission))
@@ -830,61 +786,16 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Put a submission into the queue."""
         job, runs = submission.job, self._runs
         assert runs is not None
-        with self._lock:
-            # A stored job has no limit here, because its lock lets one run go on at a time.
-            if submission.due is None and self._instances[job.id] >= job.max_instances:
-                raise MaxInstancesReachedError(job)
-            self._count_active(submission)
+        # A stored job has no limit here, because its lock lets one run go on at a time.
+        most = job.max_instances if submission.due is None else None
+        self._active.count(submission, most)
         try:
             runs.submit(
                 submission, client_or_stand_in(self.locks), self._notifier(submission.awaited)
             )
         except BaseException:
-            self._forget_active(submission)
+            self._active.forget(submission)
             raise
-
-    def _report_failed(self, submission: Submission, run_time: datetime, error: Exception) -> None:
-        """Report a run time that could not be claimed, as APScheduler reports a failed job."""
-        call_where_allowed(
-            partial(self._logger.error, "Error running job %s", submission.job.id, exc_info=error)
-        )
-        event = JobExecutionEvent(
-            EVENT_JOB_ERROR, submission.job.id, submission.jobstore, run_time, exception=error
-        )
-        call_where_allowed(self._adapter.dispatch, event)
-
-    def _note_over(self, submission: Submission) -> None:
-        """Note that all runs of a submission are over."""
-        if not self._forget_active(submission):
-            return
-        if submission.one_off and self._adapter.is_shared(submission.jobstore):
-            self._forget(submission.key)
-        self._watch.ended(submission)
-        if submission.due is not None:
-            submission.due.reader.note_over(submission.due)
-
-    def _count_active(self, submission: Submission) -> None:
-        """Count a submission as active, and as an instance of its job, unless it is counted.
-
-        While its run is deferred, a submission is not counted. So the submission is counted again
-        when the run is given to the wrapped executor.
-        """
-        with self._lock:
-            if submission.claim_ids[0] not in self._active:
-                self._active[submission.claim_ids[0]] = _Active(submission)
-                self._instances[submission.job.id] += submission.is_instance
-
-    def _forget_active(self, submission: Submission) -> bool:
-        """Stop counting a submission as active and as an instance; return whether it was."""
-        with self._lock:
-            if self._active.pop(submission.claim_ids[0], None) is None:
-                return False
-            self._instances[submission.job.id] -= submission.is_instance
-            if not self._instances[submission.job.id]:
-                del self._instances[submission.job.id]
-        with self._idle:
-            self._idle.notify_all()
-        return True
 
     def _notifier(self, awaited: bool) -> Notifier:
         """Return the notifier of coroutines or of functions; it is made at the first call."""
@@ -995,40 +906,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """The wrapped executor; ``None`` before the first start."""
         return self._inner
 
-    def _report_submitted(self, submission: Submission) -> None:
-        """Report a stored job as submitted. Other jobs are reported by the scheduler itself."""
-        if self._adapter.has_listener(EVENT_JOB_SUBMITTED):
-            run_times = list(submission.run_times)
-            event = JobSubmissionEvent(
-                EVENT_JOB_SUBMITTED, submission.job.id, submission.jobstore, run_times
-            )
-            self._notifier(submission.awaited).dispatch(event)
-
-    def _report_missed(self, submission: Submission) -> None:
-        """Let APScheduler's ``run_job`` report a stored job's missed run time, in this thread."""
-        if submission.due is not None and submission.due.move.following is None:
-            logger.warning(
-                "Job %r: its last run time %s is missed, so the job is removed without this run. "
-                "With a longer misfire_grace_time, or None, the job would run late",
-                submission.job.id,
-                submission.run_times[0],
-            )
-        self._report_submitted(submission)
-        events = run_job(
-            JobView(submission.job, ALWAYS_MISSED),
-            submission.jobstore,
-            list(submission.run_times),
-            submission.logger_name,
-        )
-        for event in events:
-            self._notifier(submission.awaited).dispatch(event)
-
-    def _room(self) -> float:
-        if isinstance(self._runs, ExecutorRuns):
-            return self._runs.room
-        workers = worker_count(self._inner) if self._inner is not None else 0
-        return inf if workers is None else max(0, workers - sum(self._instances.values()))
-
     def _log_unknown_jobs(self, _event: Any) -> None:
         """Log the ids in the option ``jobs`` for which this executor has no job."""
         if unknown := self._jobs.unknown_ids():
@@ -1040,17 +917,13 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             )
 
     def _forget_job(self, event: Any) -> None:
-        self._forget((event.job_id, event.jobstore))
+        self._parts.forget_job((event.job_id, event.jobstore))
 
     def _forget_all_jobs(self, event: Any) -> None:
         for key in self._known.job_keys():
             if event.alias in (None, key[1]):
-                self._forget(key)
+                self._parts.forget_job(key)
         self._jobs.forget_store(event.alias)
-
-    def _forget(self, key: JobKey) -> None:
-        self._known.forget(key)
-        self._jobs.forget(key)
 
 
 class StoredRuns:
@@ -1068,11 +941,11 @@ class StoredRuns:
     @property
     def room(self) -> float:
         """How many more runs of a ``TaskLockJobStore`` can get a worker now; ``inf``: no limit."""
-        return self._executor._room()
+        return 0 if self._executor._runs is None else self._executor._runs.room
 
     def call_if_there_is_room(self, note_room: Callable[[], object]) -> None:
         """Call a function whenever :attr:`room` has become larger. The function must not wait."""
-        if isinstance(self._executor._runs, ExecutorRuns):
+        if self._executor._runs is not None:
             self._executor._runs.call_if_there_is_room(note_room)
 
     @property
@@ -1103,14 +976,14 @@ class StoredRuns:
         :raises Exception: whatever the wrapped executor raises
         """
         submission = self._submission(job, jobstore, run_time)
-        self._executor._report_submitted(submission)
+        report_submitted(submission, self._executor._notifier(submission.awaited))
         self._executor._submit(submission)
 
     def report_missed(self, job: Any, jobstore: str, due: DueRun) -> None:
         """Report a missed run time of a job of a ``TaskLockJobStore``."""
         submission = self._submission(job, jobstore, due.move.run_time, due)
         telemetry_of(submission).skipped("misfire")
-        self._executor._report_missed(submission)
+        report_missed(submission, self._executor._notifier(submission.awaited))
 
     def note_missed(
         self, job: Any, jobstore: str, due: DueRun, missed: Callable[[], Iterable[MissedTimes]]
@@ -1167,22 +1040,3 @@ class StoredRuns:
         """Let the next look check a task, because the run of its job in a shared store is dead."""
         self._executor._known.add(task_name, (job_id, jobstore), None)
         self._executor._watch.looks.wake()
-
-
-class _Active:
-    """A submission with a run that is not over.
-
-    :ivar begun_at: when a worker last began a run of the submission, on the monotonic clock;
-        ``None``: no run has begun
-    """
-
-    def __init__(self, submission: Submission) -> None:
-        self.submission = submission
-        self.begun_at: float | None = None
-
-    def in_words(self) -> str:
-        """Return the job, and for how long it has run."""
-        words = f"{self.submission.job.id!r} (task {self.submission.task_name!r}"
-        if self.begun_at is not None:
-            words += f", has run for {time.monotonic() - self.begun_at:.0f} s"
-        return f"{words})"

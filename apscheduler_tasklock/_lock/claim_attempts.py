@@ -412,8 +412,9 @@ class RerunClaimAttempt(Attempt[RerunRequest]):
 class StoredClaimAttempt(Attempt[ClaimRequest]):
     """A claim of a stored job's run time, which also moves the job to its next run time.
 
-    One statement can have several of these claims. A grant that came too late is handed over,
-    because the job has moved on, so that no other claim would run this run time.
+    One statement can have several of these claims. A grant that came too late is asked for again
+    under its id, because the job has moved on, so that no other claim would run this run time. If
+    no answer is in time, the run time is handed over.
     """
 
     def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:

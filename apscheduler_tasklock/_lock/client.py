@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +21,8 @@ from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline, ReleaseLimit
 from apscheduler_tasklock._database.jitter import BACKOFF
-from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
-    REGISTRATIONS,
     RUN_HISTORY,
 )
 from apscheduler_tasklock._database.requests import Outcome
@@ -37,7 +34,7 @@ from apscheduler_tasklock._database.sequences import (
     next_statement,
 )
 from apscheduler_tasklock._database.sqlstates import ConflictError, NoThreadError, RowLockedError
-from apscheduler_tasklock._database.thread import Recurring, ReplicaThread
+from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
@@ -68,14 +65,10 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Message,
     ReadTasks,
     Refusal,
-    Registered,
-    Registration,
-    Registrations,
     ReleaseAnswer,
     ReleaseRequest,
     RerunRequest,
     Resign,
-    SignOfLife,
     TaskRow,
 )
 from apscheduler_tasklock._lock.releases import ArrivedLate, Release
@@ -164,7 +157,6 @@ class LockClient:
     def __init__(self, settings: LockSettings, replica: Replica | None = None) -> None:
         self.settings = settings
         self.replica_id = settings.replica_id
-        self._started_at: datetime | None = None  # from the answer to the first sign of life
         self.replica = replica or Replica(settings)
         self.table, self.where = self.replica.table, self.replica.where
         self._url = as_url(settings.database)
@@ -226,11 +218,6 @@ class LockClient:
     def thread(self) -> ReplicaThread:
         """The replica's thread."""
         return self._database
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the replica's thread is not stuck. Sends nothing."""
-        return self._database.is_live
 
     @property
     def stable(self) -> bool:
@@ -651,73 +638,6 @@ class LockClient:
 
         return read
 
-    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
-        """Register the tasks of this replica and their schedules.
-
-        :return: an answer for each task. A task that the database rejects is to be registered
-            again. A task whose name cannot be stored has no answer.
-        :raises TaskLockDatabaseError: the database is unavailable
-        """
-        registered, rejected = yield from self._register(tasks)
-        if rejected is None:
-            self.rejections.end(REGISTRATIONS)
-        else:
-            self.rejections.begin(REGISTRATIONS, rejected)
-        return registered
-
-    def _register(
-        self, tasks: Sequence[Registration]
-    ) -> Statements[tuple[list[Registered], TaskLockError | None]]:
-        """Register the tasks; return an answer for each, and the last rejection."""
-        registered: list[Registered] = []
-        rejected: TaskLockError | None = None
-        for begin in range(0, len(tasks), MOST_TOGETHER):
-            some = tasks[begin : begin + MOST_TOGETHER]
-            try:
-                registered += yield self.carrying_out(Registrations(some))
-            except TaskLockDatabaseError:
-                raise
-            except TaskLockError as error:
-                if isinstance(error, TaskLockSchemaError):
-                    rejected = error
-                    registered += [Registered(task.task_name, again=True) for task in some]
-                elif len(some) > 1:
-                    # Register each task alone, so that one task's mistake does not affect the
-                    # others.
-                    for task in some:
-                        one, why = yield from self._register([task])
-                        registered, rejected = registered + one, why or rejected
-                else:
-                    rejected = error
-                    registered.append(Registered(some[0].task_name, again=True))
-        return registered, rejected
-
-    def sign_of_life(
-        self,
-        version: str,
-        tasks: Sequence[str],
-        rejected: Sequence[str] = (),
-        running: Sequence[RunningRun] = (),
-        leader_namespace: str | None = None,
-    ) -> Statement:
-        """Return a statement that reports this replica as alive, with its tasks and runs."""
-
-        def report(cursor: Any) -> None:
-            sign = SignOfLife(
-                socket.gethostname(),
-                version,
-                tasks,
-                self._started_at,
-                rejected,
-                running,
-                leader_namespace,
-            )
-            started_at, self.outage.live_replicas = self._protocol.execute(cursor, sign)
-            if self._started_at is None:
-                self._started_at = started_at
-
-        return report
-
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
         # The deadline does not depend on `Closing`, because claiming may be stopped already.
@@ -936,14 +856,6 @@ class LockClient:
             )
 
         call(partial(proceed, None))
-
-    def add_recurring(self, recurring: Recurring) -> None:
-        """Let the replica's thread begin recurring work whenever the work is due."""
-        self._database.add_recurring(recurring)
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the replica's thread. The function must not wait."""
-        self._database.call(function)
 
     def _learn(self, sent: float, database_time: datetime) -> None:
         bound = self.clock.latest(sent)

@@ -32,7 +32,7 @@ from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._lock.job_rows import StoredTask
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._runs.reports import Dispatch
-from apscheduler_tasklock._runs.submission import JobKey
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # Limits the seconds for which a job of a memory job store may have been due. A scheduler that
@@ -411,12 +411,7 @@ def cancels_coroutines(inner: Any) -> bool:
 
 
 def wrap(executor: Any, inner: Any) -> None:
-    """Mark a wrapped executor with the executor that wraps it, and reset the count of instances.
-
-    :param executor: the executor that wraps, and counts the instances of jobs
-    :param inner: the wrapped executor
-    """
-    executor._instances = type(inner._instances)(int)
+    """Mark a wrapped executor with the executor that wraps it."""
     setattr(inner, _WRAPPED_BY, executor)
 
 

@@ -20,11 +20,11 @@ from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_body_runs, function_reference
 from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.standby import may_stand_in
 from apscheduler_tasklock._runs.submission import (
     Gaps,
-    JobKey,
     Submission,
     new_claim_ids,
 )

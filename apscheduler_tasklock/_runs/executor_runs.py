@@ -12,8 +12,9 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -31,12 +32,14 @@ from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.claims import Claimed
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import ClaimOutcome
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, MissedTimes, Refusal
+from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs import missed_runs
+from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import (
     JobIdWithRun,
+    SchedulerAdapter,
     call_in_scheduler_thread,
     event_loop_of,
     give,
@@ -49,15 +52,30 @@ from apscheduler_tasklock._runs.adapter import (
 )
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook, WhyDeferred
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
+from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.executor_run import ExecutorRun, may_be_cancelled
 from apscheduler_tasklock._runs.given_job import GivenJob, RunTimes
+from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
+from apscheduler_tasklock._runs.missed_runs import MissedRuns
+from apscheduler_tasklock._runs.presence import Presence
 from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
-from apscheduler_tasklock._runs.reports import Notifier, report_closed
-from apscheduler_tasklock._runs.run import RunKind, State
-from apscheduler_tasklock._runs.submission import FAILED, DueRun, Submission, new_claim_ids
+from apscheduler_tasklock._runs.reports import (
+    Notifier,
+    report_closed,
+    report_missed,
+    report_submitted,
+)
+from apscheduler_tasklock._runs.run import JobKey, RunKind, State
+from apscheduler_tasklock._runs.submission import (
+    FAILED,
+    DueRun,
+    Submission,
+    new_claim_ids,
+)
 from apscheduler_tasklock._runs.trigger_times import is_single
+from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockError,
@@ -93,54 +111,43 @@ NOT_BEGUN = (asyncio.CancelledError, CancelledError, BrokenExecutor)
 class ExecutorParts:
     """The parts of a ``TaskLockExecutor`` that its runs use.
 
-    :ivar coroutines: the coroutines that run under a lock
-    :ivar wrap_function: returns the callable that is called in place of a job's function
-    :ivar note_begun: called in a worker that has begun a run of a submission
+    :ivar active: the submissions that count as instances of their jobs
+    :ivar adapter: what is used of the scheduler
+    :ivar jobs: the scheduler's jobs on this executor
+    :ivar known: the tasks of this replica
     :ivar deferred: the deferred runs
+    :ivar missed: the run times that this replica has missed
+    :ivar presence: sends the signs of life
+    :ivar watch: makes the looks
     :ivar leadership: who asks first; ``None``: there is no leader mode
-    :ivar note_unfinished: gets a submission of a run time while the task's last run is unfinished,
-        or may be retried, and whether that last run may be over or dead by now
-    :ivar wake_look: brings the next look forward, so that deferred runs are decided on
-    :ivar forget_active: stops counting a submission as active, because its runs are deferred
-    :ivar count_active: counts a submission as active, because a run of it is given to the wrapped
-        executor
-    :ivar renewed: returns a submission with the job as it is now; ``None``: the job is not to run
-    :ivar note_over: called when a submission is over
-    :ivar report_alive: writes what this replica runs, because a worker process has died, and its
-        run's lease was ended
-    :ivar dispatch: gives an event to listeners
-    :ivar log_not_submitted: logs that the wrapped executor did not take a job, and why
-    :ivar report_failed: reports a run time that could not be claimed, because the job's trigger
-        raised an error
-    :ivar report_submitted: reports a stored job as submitted, when its run begins
-    :ivar report_missed: reports a stored job's missed run time
-    :ivar note_missed: notes that this replica has missed a run time, and why
-    :ivar note_stored: notes missed run times of a stored job, which a function returns. Called in
-        the application's thread, because that function calls the job's trigger.
-    :ivar note_unasked: notes the run times of a submission's job that no replica has asked for,
-        from the first of two times on, and before the second one
+    :ivar wrap_function: returns the callable that is called in place of a job's function
     """
 
-    coroutines: set[ExecutorRun]
-    wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
-    note_begun: Callable[[Submission], object]
+    active: ActiveSubmissions
+    adapter: SchedulerAdapter
+    jobs: ExecutorJobs
+    known: KnownTasks
     deferred: DeferredRuns
+    missed: MissedRuns
+    presence: Presence
+    watch: Watch
     leadership: Leadership | None
-    note_unfinished: Callable[[Submission, bool], object]
-    wake_look: Callable[[], object]
-    forget_active: Callable[[Submission], object]
-    count_active: Callable[[Submission], object]
-    renewed: Callable[[Submission], Submission | None]
-    note_over: Callable[[Submission], object]
-    report_alive: Callable[[], object]
-    dispatch: Callable[[Any], object]
-    log_not_submitted: Callable[[Any, BaseException], object]
-    report_failed: Callable[[Submission, datetime, Exception], object]
-    report_submitted: Callable[[Submission], object]
-    report_missed: Callable[[Submission], object]
-    note_missed: Callable[[ClaimRequest, MissCause, str], object]
-    note_stored: Callable[[ClaimRequest, Callable[[], Iterable[MissedTimes]]], object]
-    note_unasked: Callable[[Submission, datetime, datetime], object]
+    wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+    def note_over(self, submission: Submission) -> None:
+        """Note that all runs of a submission are over."""
+        if not self.active.forget(submission):
+            return
+        if submission.one_off and self.adapter.is_shared(submission.jobstore):
+            self.forget_job(submission.key)
+        self.watch.ended(submission)
+        if submission.due is not None:
+            submission.due.reader.note_over(submission.due)
+
+    def forget_job(self, key: JobKey) -> None:
+        """Forget a job that was removed."""
+        self.known.forget(key)
+        self.jobs.forget(key)
 
 
 class ExecutorRuns:
@@ -149,6 +156,7 @@ class ExecutorRuns:
     :param inner: the wrapped executor
     :param parts: what these runs use of the ``TaskLockExecutor``
     :param thread: the replica's thread, which steps the queues
+    :ivar coroutines: the coroutines that run under a lock
     """
 
     def __init__(self, inner: Any, parts: ExecutorParts, thread: ReplicaThread) -> None:
@@ -160,6 +168,7 @@ class ExecutorRuns:
         # process that it forks, and the parent process does not notice that the run has begun.
         self._is_known = is_of_apscheduler(inner)
         self._thread = thread
+        self.coroutines: set[ExecutorRun] = set()
         # Two queues, because functions need a worker each, and coroutines need none.
         functions, coroutines = RunQueue(jittered), RunQueue(jittered)
         self._functions = DrivenQueue(thread, functions, partial(worker_count, inner), self)
@@ -355,7 +364,7 @@ class ExecutorRuns:
         if isinstance(claimed, ClaimOutcome):
             return claimed
         if isinstance(claimed, Exception) and not isinstance(claimed, TaskLockError):
-            self._parts.report_failed(run.submission, run.run_time, claimed)
+            run.report_job_error(claimed)
             return ClaimOutcome.FAILED
         wanted_at = None if run.claim is None else run.claim.wanted_at
         if run.take_in(claimed, wanted_at or time.monotonic()):
@@ -377,7 +386,7 @@ class ExecutorRuns:
     def _note_unfinished(self, run: ExecutorRun, may_be_over: bool) -> None:
         submission = replace(run.submission, run_times=(run.run_time,), claim_ids=())
         # Called in the application's thread, because `note_unfinished` calls the job's trigger.
-        call_application(partial(self._parts.note_unfinished, submission, may_be_over))
+        call_application(partial(self._parts.watch.note_unfinished, submission, may_be_over))
 
     def _note_granted(self, run: ExecutorRun) -> None:
         """Note the run times before this granted one, if no replica has asked for them.
@@ -388,7 +397,7 @@ class ExecutorRuns:
         if run.kind is RunKind.STORED and run.submission.due is not None:
             passed = run.submission.due.passed
             if passed is not None:
-                note = partial(self._parts.note_stored, _request_of(run), passed)
+                note = partial(self._parts.missed.note_stored, _request_of(run), passed)
                 call_application(note)
             return
         # A look that has found the job of another run finds it again. A stored job's row stays in
@@ -403,9 +412,17 @@ class ExecutorRuns:
         assert isinstance(request, ClaimRequest)
         assert request.run_time is not None
         if request.exact and due_at < request.run_time:
-            # Called in the application's thread, because `note_unasked` calls the job's trigger.
+            # Called in the application's thread, because `_note_unasked` calls the job's trigger.
             until = request.run_time
-            call_application(partial(self._parts.note_unasked, run.submission, due_at, until))
+            call_application(partial(self._note_unasked, run.submission, due_at, until))
+
+    def _note_unasked(self, submission: Submission, due_at: datetime, until: datetime) -> None:
+        """Note the run times from ``due_at`` to ``until`` that no replica has asked for."""
+        with suppress(Exception):  # a custom trigger's own code may raise anything
+            jobs, name = self._parts.jobs, submission.task_name
+            found = jobs.unasked(submission.key, name, due_at, until)
+            if found is not None:
+                self._parts.missed.note_unasked(*found, datetime.now(timezone.utc))
 
     def _note_unclaimed(self, run: ExecutorRun, claimed: object, refusal: Refusal | None) -> None:
         """Note that this replica has missed a run time, if an error or a pause is the cause.
@@ -466,7 +483,7 @@ class ExecutorRuns:
         for each in run.backlog:
             each.deferred_by = refusal
             each.note_decided()
-        self._parts.forget_active(run.submission)
+        self._parts.active.forget(run.submission)
         deferred.add(run, reason, partial(self._decide, run, reason))
         return True
 
@@ -494,7 +511,7 @@ class ExecutorRuns:
         """
         was: Submission = runs[0].submission
         run_times = tuple(run.run_time for run in runs)
-        renewed = self._parts.renewed(replace(was, run_times=run_times))
+        renewed = self._parts.jobs.renewed(replace(was, run_times=run_times))
         if renewed is None:
             return False
         renewed = replace(renewed, claim_ids=new_claim_ids(run_times), is_standby=was.is_standby)
@@ -518,7 +535,7 @@ class ExecutorRuns:
             left = run.held.seconds_left * WAITS_AT_MOST
             run.begins_until = time.monotonic() + left
             self._may_be_late = True
-        self._parts.count_active(run.submission)
+        self._parts.active.count(run.submission)
         if run.is_missed:
             run.telemetry.skipped("misfire")  # which APScheduler's own code reports
             self._note_missed(run, MissCause.MISFIRE, self._why_late(run))
@@ -560,7 +577,7 @@ class ExecutorRuns:
             return
         if not self._is_known:
             run.queue.begun(run)
-            self._parts.note_begun(run.submission)
+            self._parts.active.note_begun(run.submission)
 
     def _for_inner(self, run: ExecutorRun) -> tuple[GivenJob, RunTimes]:
         """Return the job and the run times that the wrapped executor gets."""
@@ -582,7 +599,9 @@ class ExecutorRuns:
         if is_closing and isinstance(error, RuntimeError):
             run.report_not_begun()
         else:
-            call_application(partial(self._parts.log_not_submitted, run.submission.job, error))
+            call_application(
+                partial(self._parts.adapter.log_not_submitted, run.submission.job, error)
+            )
         run.queue.not_given(run)
         self._note_over(run)
 
@@ -594,7 +613,7 @@ class ExecutorRuns:
     def _take_moved(self, run: ExecutorRun, future: PlainFuture[set[str]]) -> None:
         try:
             if future.result():
-                call_application(partial(self._parts.report_missed, run.submission))
+                call_application(partial(report_missed, run.submission, run.notifier))
         except BaseException as error:  # noqa: BLE001  # whatever the replica's thread sets
             # Logged at DEBUG, because the job is still due, so that its store reads it again.
             logger.debug("Task %r: not moved on: %s", run.task_name, error)
@@ -628,10 +647,10 @@ class ExecutorRuns:
             return
         request = _request_of(run)
         if run.submission.due is None:
-            self._parts.note_missed(request, cause, reason)
+            self._parts.missed.note_missed(request, cause, reason)
             return
         missed = partial(run.submission.due.missed, cause, lambda _first: reason)
-        call_application(partial(self._parts.note_stored, request, missed))
+        call_application(partial(self._parts.missed.note_stored, request, missed))
 
     def _why_late(self, run: ExecutorRun) -> str:
         """Return why a run is a misfire."""
@@ -717,7 +736,7 @@ class ExecutorRuns:
 
     def wake_look(self) -> None:
         """Bring the next look forward, so that deferred runs are decided on."""
-        self._parts.wake_look()
+        self._parts.watch.looks.wake()
 
     def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
@@ -803,7 +822,7 @@ class ExecutorRuns:
 
     def _may_begin(self, run: ExecutorRun) -> bool:
         run.queue.begun(run)
-        self._parts.note_begun(run.submission)
+        self._parts.active.note_begun(run.submission)
         self._report_granted(run)
         if run.held is not None and run.locks.closed:  # a listener has shut the scheduler down
             run.report_not_begun()
@@ -819,7 +838,7 @@ class ExecutorRuns:
 
     def _report_granted(self, run: ExecutorRun) -> None:
         if run.submission.due is not None:  # because the scheduler does not report stored jobs
-            self._parts.report_submitted(run.submission)
+            report_submitted(run.submission, run.notifier)
         run.report_granted()
 
     def _run(self, run: ExecutorRun, *arguments: Any, **named: Any) -> Any:
@@ -862,7 +881,7 @@ class ExecutorRuns:
         raised: BaseException | None = None
         asyncio_task = asyncio.current_task()
         run.runs_in(asyncio.get_running_loop(), asyncio_task)
-        self._parts.coroutines.add(run)
+        self.coroutines.add(run)
         try:
             function = self._parts.wrap_function(run.submission.job.func)
             with run.holding():
@@ -872,7 +891,7 @@ class ExecutorRuns:
             raised = error
             raise
         finally:
-            self._parts.coroutines.discard(run)
+            self.coroutines.discard(run)
             run.took = time.monotonic() - began_at
             is_cut = run.is_cut(raised, asyncio_task)
             run.is_cancelled = is_cut or may_be_cancelled(raised)

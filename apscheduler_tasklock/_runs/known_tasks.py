@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from apscheduler_tasklock._runs.submission import JobKey
+from apscheduler_tasklock._runs.run import JobKey
 
 
 class KnownTasks:

@@ -97,7 +97,7 @@ class Looks:
     def start(self) -> None:
         """Begin the first look as soon as the scheduler runs. Called while the scheduler starts."""
         self._due_at = time.monotonic() + STARTING_INTERVAL
-        self._locks.add_recurring(self)
+        self._locks.thread.add_recurring(self)
 
     def close(self) -> None:
         """Begin no look any more."""
@@ -106,7 +106,7 @@ class Looks:
     def wake(self) -> None:
         """Begin a look now. If a look is under way, begin the next one right after it."""
         if self._due_at < inf or self._is_looking:
-            self._locks.call(self._note_wake)
+            self._locks.thread.call(self._note_wake)
 
     def _note_wake(self) -> None:
         self._is_woken = True
@@ -128,7 +128,7 @@ class Looks:
             self._locks.begin_all(
                 self._look(),
                 partial(self._call, number),
-                lambda: self._locks.call(partial(self._end, number)),
+                lambda: self._locks.thread.call(partial(self._end, number)),
             )
 
     def _call(self, number: int, function: Callable[[], object]) -> None:
@@ -143,7 +143,7 @@ class Looks:
             if number == self.number and not self._closed:
                 function()
         finally:
-            self._locks.call(partial(self._note_called, number, call))
+            self._locks.thread.call(partial(self._note_called, number, call))
 
     def _note_called(self, number: int, call: int) -> None:
         # The next call may have begun already, because the database may have answered the statement

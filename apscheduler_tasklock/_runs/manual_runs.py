@@ -23,7 +23,8 @@ from apscheduler_tasklock._runs.adapter import SchedulerAdapter, is_in_listener
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.job_functions import function_reference
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
-from apscheduler_tasklock._runs.submission import JobKey
+from apscheduler_tasklock._runs.registration import send_registrations
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.tasks import ResolvedTask
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock._values import logger_of
@@ -158,7 +159,7 @@ class ManualRuns:
             registration = self._jobs.registration(key)
             if registration is None:
                 raise
-            yield from self._locks.register([registration])
+            yield from send_registrations(self._locks, [registration])
             request = yield requesting
         # If the begin fails, the next look begins the run.
         with suppress(TaskLockError):

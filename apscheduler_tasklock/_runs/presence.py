@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from math import inf
+from typing import Any
 
 from apscheduler_tasklock._database.rejections import (
     OLD_HISTORY,
@@ -20,6 +23,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RemoveReplicas,
     Retire,
     ShortenHistory,
+    SignOfLife,
     Stop,
 )
 from apscheduler_tasklock._lock.statements.retention import REPLICA_RETENTION
@@ -76,6 +80,7 @@ class Presence:
         # because an application may add jobs one by one after the start. 0: not known yet.
         self._has_all_at = 0.0
         self._is_sending = False
+        self._started_at: datetime | None = None  # from the answer to the first sign of life
         self._is_known = False  # whether a sign of life has arrived in the database
         self._reported: tuple[Sequence[str], Sequence[str]] = ([], ())  # tasks and rejections
         self._retires = False  # whether removed tasks are still to be marked in their rows
@@ -97,7 +102,7 @@ class Presence:
     def start(self) -> None:
         """Begin to send signs of life, the first one after the first look."""
         self._due_at = time.monotonic() + FIRST_WAIT
-        self._locks.add_recurring(self)
+        self._locks.thread.add_recurring(self)
 
     def note_look(self, *, has_listed: bool) -> None:
         """Send a sign of life at once if its content has changed. Called after each look.
@@ -108,14 +113,14 @@ class Presence:
             self._has_all_at = time.monotonic() + self._interval
         is_started = self.due_at < inf or self._is_sending
         if is_started and self._is_wanted():
-            self._locks.call(self._hurry)
+            self._locks.thread.call(self._hurry)
 
     def report_alive(self) -> None:
         """Send a sign of life at once, because the worker process of a run has died.
 
         Without the sign of life, operators would see the whole replica as dead.
         """
-        self._locks.call(self._be_due)
+        self._locks.thread.call(self._be_due)
 
     def _be_due(self) -> None:
         self._report_at = 0.0
@@ -168,9 +173,7 @@ class Presence:
         if self._is_sign_due():
             running, lost = self._locks.what_runs(), self._lost()
             self._note_dropped(names)
-            sign = self._locks.sign_of_life(
-                library_version(), names, rejected, running, self._leader_namespace()
-            )
+            sign = self._sign_of_life(names, rejected, running)
             if not (yield from self._try(SIGN_OF_LIFE, self._unless_closed(sign))):
                 return
             # Set only after the sign of life has arrived, so that after an outage the next sign of
@@ -180,6 +183,25 @@ class Presence:
         yield from self._retire(names)
         if not self._is_clean:
             yield from self._clean_up()
+
+    def _sign_of_life(
+        self, names: Sequence[str], rejected: Sequence[str], running: Sequence[RunningRun]
+    ) -> Statement:
+        sign = SignOfLife(
+            socket.gethostname(),
+            library_version(),
+            names,
+            self._started_at,
+            rejected,
+            running,
+            self._leader_namespace(),
+        )
+
+        def report(cursor: Any) -> None:
+            answer = self._locks.carrying_out(sign)(cursor)
+            self._started_at, self._locks.outage.live_replicas = answer
+
+        return report
 
     def _unless_closed(self, statement: Statement) -> Statement:
         """Return a statement that does nothing if :meth:`close` was called before it is sent."""

@@ -141,7 +141,7 @@ class ProcessRuns(ExecutorRuns):
 
     def _report_dead(self, run: ExecutorRun, release: Release) -> None:
         run.report_lease_end(release)
-        self._parts.report_alive()
+        self._parts.presence.report_alive()
 
     # ---- in the pool's own threads, where it pickles and reports ---------------------------------
 
@@ -182,7 +182,7 @@ class ProcessRuns(ExecutorRuns):
         # is the pool's own, and must not wait.
         for event in events:
             event.job_id = str(event.job_id)
-            call_application(partial(self._parts.dispatch, event))
+            call_application(partial(self._parts.adapter.dispatch, event))
         return []
 
     def failed(self, run: ExecutorRun, error: BaseException) -> None:

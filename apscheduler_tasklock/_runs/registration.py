@@ -9,17 +9,27 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import LIST_OF_JOBS, REGISTRATIONS
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
-from apscheduler_tasklock._lock.protocol_messages import Registered, Registration, TaskRow
+from apscheduler_tasklock._lock.protocol_messages import (
+    Registered,
+    Registration,
+    Registrations,
+    TaskRow,
+)
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
-from apscheduler_tasklock._runs.submission import JobKey
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockSchemaError,
+)
 
 logger = logger_of(__name__)
 
@@ -184,7 +194,7 @@ class Registrar:
         """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
         if tasks or self._locks.rejections.has(REGISTRATIONS):
-            registered = yield from self._locks.register(tasks)
+            registered = yield from send_registrations(self._locks, tasks)
             for task_name in [each.task_name for each in registered if each.again]:
                 for key in self._known.keys_of(task_name):
                     self.note(key, moved=key in changed and changed[key].moved)
@@ -275,3 +285,48 @@ class Registrar:
                 self._known.add(task.task_name, key, None)
             if task.is_stale:
                 self.note(key, moved=True)
+
+
+def send_registrations(
+    locks: LockClient, tasks: Sequence[Registration]
+) -> Statements[list[Registered]]:
+    """Register tasks and their schedules.
+
+    :return: an answer for each task. A task that the database rejects is to be registered again. A
+        task whose name cannot be stored has no answer.
+    :raises TaskLockDatabaseError: the database is unavailable
+    """
+    registered, rejected = yield from _send_registrations(locks, tasks)
+    if rejected is None:
+        locks.rejections.end(REGISTRATIONS)
+    else:
+        locks.rejections.begin(REGISTRATIONS, rejected)
+    return registered
+
+
+def _send_registrations(
+    locks: LockClient, tasks: Sequence[Registration]
+) -> Statements[tuple[list[Registered], TaskLockError | None]]:
+    """Register the tasks; return an answer for each, and the last rejection."""
+    registered: list[Registered] = []
+    rejected: TaskLockError | None = None
+    for begin in range(0, len(tasks), MOST_TOGETHER):
+        some = tasks[begin : begin + MOST_TOGETHER]
+        try:
+            registered += yield locks.carrying_out(Registrations(some))
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            if isinstance(error, TaskLockSchemaError):
+                rejected = error
+                registered += [Registered(task.task_name, again=True) for task in some]
+            elif len(some) > 1:
+                # Register each task alone, so that one task's mistake does not affect the
+                # others.
+                for task in some:
+                    one, why = yield from _send_registrations(locks, [task])
+                    registered, rejected = registered + one, why or rejected
+            else:
+                rejected = error
+                registered.append(Registered(some[0].task_name, again=True))
+    return registered, rejected

@@ -1,4 +1,6 @@
-"""Reports: the log lines and events about the lock of a run.
+"""Reports: the log lines and events about the lock of a run, and events for the scheduler.
+
+The scheduler itself reports neither stored jobs nor a run time that could not be claimed.
 
 A log line is written before its event is dispatched, because listeners are code of the application,
 which may take long.
@@ -11,15 +13,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
+from functools import partial
 from typing import Any
 
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_SUBMITTED,
+    JobExecutionEvent,
+    JobSubmissionEvent,
+)
+from apscheduler.executors.base import run_job
+
+from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedDeadRun, Refusal
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
-from apscheduler_tasklock._runs.run import Token
-from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._runs.given_job import JobView
+from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
+from apscheduler_tasklock._runs.run import JobKey, Token
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.telemetry import RunTelemetry
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -224,6 +238,23 @@ class ReportedRun:
         """Report a run time that is not run here, because this replica shuts down."""
         report_not_begun(self.submission, self.run_time, self.telemetry)
 
+    def report_job_error(self, error: Exception) -> None:
+        """Report a run time that could not be claimed, as APScheduler reports a failed job."""
+        submission = self.submission
+        scheduler_log = logging.getLogger(submission.logger_name)
+        call_where_allowed(
+            partial(scheduler_log.error, "Error running job %s", submission.job.id, exc_info=error)
+        )
+        self.notifier.dispatch(
+            JobExecutionEvent(
+                EVENT_JOB_ERROR,
+                submission.job.id,
+                submission.jobstore,
+                self.run_time,
+                exception=error,
+            )
+        )
+
     def report_not_run_again(self, error: TaskLockError) -> None:
         """Report a takeover or a retry whose claim failed, and which is tried again.
 
@@ -338,6 +369,37 @@ def report_not_begun(submission: Submission, run_time: datetime, telemetry: RunT
         submission.task_name,
         run_time,
     )
+
+
+def report_submitted(submission: Submission, notifier: Notifier) -> None:
+    """Report a stored job as submitted. Other jobs are reported by the scheduler itself."""
+    if notifier.has_listener(EVENT_JOB_SUBMITTED):
+        run_times = list(submission.run_times)
+        notifier.dispatch(
+            JobSubmissionEvent(
+                EVENT_JOB_SUBMITTED, submission.job.id, submission.jobstore, run_times
+            )
+        )
+
+
+def report_missed(submission: Submission, notifier: Notifier) -> None:
+    """Let APScheduler's ``run_job`` report a stored job's missed run time, in this thread."""
+    if submission.due is not None and submission.due.move.following is None:
+        logger.warning(
+            "Job %r: its last run time %s is missed, so the job is removed without this run. "
+            "With a longer misfire_grace_time, or None, the job would run late",
+            submission.job.id,
+            submission.run_times[0],
+        )
+    report_submitted(submission, notifier)
+    events = run_job(
+        JobView(submission.job, ALWAYS_MISSED),
+        submission.jobstore,
+        list(submission.run_times),
+        submission.logger_name,
+    )
+    for event in events:
+        notifier.dispatch(event)
 
 
 def report_closed(submission: Submission, notifier: Notifier, closed: ClosedDeadRun) -> None:

@@ -16,7 +16,7 @@ from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, TaskRow
 from apscheduler_tasklock._runs.misfires import SchedulerPass
-from apscheduler_tasklock._runs.run import RunKind
+from apscheduler_tasklock._runs.run import JobKey, RunKind
 from apscheduler_tasklock._runs.trigger_times import (
     ends_after,
     has_next_run,
@@ -37,9 +37,6 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.status import MissCause
 
 logger = logger_of(__name__)
-
-# A job's id, and the alias of its store.
-JobKey = tuple[str, str]
 
 # The value of `DueRun.refused` if the claim was not refused but failed.
 FAILED = "failed"

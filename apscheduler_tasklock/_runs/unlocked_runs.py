@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._returned import check_returned
-from apscheduler_tasklock._runs.adapter import JobIdWithRun, give, never_awaited
+from apscheduler_tasklock._runs.adapter import JobIdWithRun, give, never_awaited, worker_count
+from apscheduler_tasklock._runs.executor_run import ExecutorRun
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts
 from apscheduler_tasklock._runs.given_job import GivenJob
 from apscheduler_tasklock._runs.reports import Notifier
@@ -21,11 +23,24 @@ class UnlockedRuns:
 
     :param inner: the wrapped executor
     :param parts: what these runs use of the ``TaskLockExecutor``
+    :ivar coroutines: the coroutines that run under a lock: none
     """
+
+    coroutines: tuple[ExecutorRun, ...] = ()
 
     def __init__(self, inner: Any, parts: ExecutorParts) -> None:
         self._inner = inner
         self._parts = parts
+
+    @property
+    def room(self) -> float:
+        """How many more runs can get a worker now; ``inf``: no limit."""
+        workers = worker_count(self._inner)
+        busy = sum(self._parts.active.instances.values())
+        return inf if workers is None else max(0, workers - busy)
+
+    def call_if_there_is_room(self, _note_room: Callable[[], object]) -> None:
+        """Do nothing, because a store's next ordinary look asks for the room."""
 
     def submit(self, submission: Submission, _locks: LockClient, _notifier: Notifier) -> None:
         """Give a submission to the wrapped executor.
@@ -33,7 +48,7 @@ class UnlockedRuns:
         :raises Exception: whatever the wrapped executor raises
         """
         job = _UnlockedJob(submission, self._parts.wrap_function)
-        self._parts.note_begun(submission)
+        self._parts.active.note_begun(submission)
         give(self._inner, job, list(submission.run_times))
 
     def stop(self, _seconds: float, *, closes: bool = False) -> None:

@@ -35,8 +35,9 @@ from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
 from apscheduler_tasklock._runs.missed_runs import MissedRuns
 from apscheduler_tasklock._runs.registration import Registrar
+from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.standby import seconds_late
-from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 

@@ -733,7 +733,7 @@ class SharedJobs:
     @property
     def is_live(self) -> bool:
         """Whether the replica's thread is alive, or not needed now. Sends nothing."""
-        return self._store.locks.is_live
+        return self._store.locks.thread.is_live
 
     def rejected(self) -> tuple[str, ...]:
         """Return the requests of this job store that the database rejects now. Sends nothing."""

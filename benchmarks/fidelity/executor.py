@@ -26,18 +26,17 @@ from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
-from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.tasks import Tasks
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import LockOptions
 from benchmarks.fidelity.trace import Fire
 from tests.support.waist import (
     ClaimRequest,
+    JobKey,
     LockProtocol,
+    Message,
     ReadTasks,
-    Registered,
-    Registration,
-    Registrations,
     TaskRow,
 )
 
@@ -77,12 +76,9 @@ class TravellingClient:
         """Return the statement that reads the rows which call for something."""
         return lambda cursor: self._protocol.execute(cursor, ReadTasks(names, always))[0]
 
-    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
-        """Register tasks."""
-        registered: list[Registered] = yield partial(
-            self._protocol.execute, message=Registrations(tasks)
-        )
-        return registered
+    def carrying_out(self, message: Message[Any]) -> Statement:
+        """Return the statement that carries out a message."""
+        return partial(self._protocol.execute, message=message)
 
     def look_at_rights(self) -> Statements[None]:
         """Do nothing, because the tables have all rights."""

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.claims import Claimed
@@ -37,11 +38,13 @@ from tests.simulation.workers import PoolError
 from tests.simulation.world import BEGIN, START, Process
 from tests.support.internals import waiting_in
 from tests.support.waist import (
+    ActiveSubmissions,
     BlockedTasks,
     ClaimOutcome,
     ExecutorParts,
     ExecutorRun,
     ExecutorRuns,
+    KnownTasks,
     Leadership,
     Notifier,
     PlainFuture,
@@ -240,20 +243,19 @@ class JobsReplica(Replica):
     :param workers: the number of workers; ``None``: no limit
     :ivar all_runs: the runs that came to it
     :ivar events: the events of its runs
-    :ivar instances: how many instances of each job APScheduler counts
+    :ivar active: the submissions that count as instances of their jobs
     """
 
     def __init__(self, story: Any, process: Process, poll_from: float, workers: int | None) -> None:
         super().__init__(story, process, poll_from)
         self.all_runs: list[SimulatedRun] = []
         self.events: list[TaskLockEvent] = []
-        self.instances: dict[str, int] = {}
+        self.active = ActiveSubmissions()
         self.submitted: list[Submitted] = []
         self.stopped_at = inf
         self.asked = 0  # number of statements
         self._missed_at = -inf  # when a missed run was given last
         self._jobs_story: Any = story
-        self._active: dict[UUID, Submission] = {}
         self._passes = SchedulerPasses()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
@@ -267,34 +269,43 @@ class JobsReplica(Replica):
         self.leadership = self._make_leadership()
         self.runs = runs = SimulatedRuns(self, inner, self._parts(), self._client.thread)
         intercept_reports(inner, runs.events_of, runs.failed, runs.ended)
-        self._notifier = Notifier(self.events.append, BlockedTasks(), lambda _code: True, _nothing)
+        self._notifier = Notifier(self._note_event, BlockedTasks(), lambda _code: True, _nothing)
 
     def _make_leadership(self) -> Leadership | None:
         return None
 
+    def _note_event(self, event: Any) -> None:
+        if isinstance(event, TaskLockEvent):
+            self.events.append(event)
+        elif event.code == EVENT_JOB_ERROR:  # no claim of a scenario raises an error
+            self.world.failures.append(event.exception)
+
     def _parts(self) -> ExecutorParts:
-        return ExecutorParts(
-            coroutines=set(),
-            wrap_function=lambda function: function,
-            note_begun=_nothing,
-            deferred=self._deferred_runs,
-            leadership=self.leadership,
-            note_unfinished=_nothing,  # the next look follows anyway
-            wake_look=self.wake_look,
-            forget_active=self._forget_active,
-            count_active=self._count_active,
-            renewed=lambda submission: submission,
-            note_over=self._note_over,
-            report_alive=_nothing,
-            dispatch=_nothing,
-            log_not_submitted=self._note_not_taken,
-            report_failed=lambda _submission, _run_time, error: self.world.failures.append(error),
-            report_submitted=_nothing,
-            report_missed=_nothing,
-            note_missed=_nothing,
-            note_stored=lambda _request, missed: list(missed()),
-            note_unasked=_nothing,
+        adapter = SimpleNamespace(
+            dispatch=_nothing, log_not_submitted=self._note_not_taken, is_shared=_nothing
         )
+        jobs = SimpleNamespace(renewed=lambda submission: submission, unasked=_nothing)
+        missed = SimpleNamespace(
+            note_missed=_nothing, note_stored=lambda _request, missed: list(missed())
+        )
+        watch = SimpleNamespace(
+            note_unfinished=_nothing,  # the next look follows anyway
+            ended=_nothing,
+            looks=SimpleNamespace(wake=self.wake_look),
+        )
+        parts: Any = {
+            "active": self.active,
+            "adapter": adapter,
+            "jobs": jobs,
+            "known": KnownTasks(),
+            "deferred": self._deferred_runs,
+            "missed": missed,
+            "presence": SimpleNamespace(report_alive=_nothing),
+            "watch": watch,
+            "leadership": self.leadership,
+            "wrap_function": lambda function: function,
+        }
+        return ExecutorParts(**parts)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -330,36 +341,17 @@ class JobsReplica(Replica):
         )
 
     def _submit(self, submission: Submission) -> None:
-        self._count_active(submission)
+        self.active.count(submission)
         try:
             self.runs.submit(submission, self._client, self._notifier)
         except RuntimeError:
-            self._forget_active(submission)
+            self.active.forget(submission)
             if self.stopped_at == inf:
                 raise
 
-    def _count_active(self, submission: Submission) -> None:
-        if submission.claim_ids[0] not in self._active:
-            self._active[submission.claim_ids[0]] = submission
-            self._count_instance(submission, 1)
-
-    def _forget_active(self, submission: Submission) -> bool:
-        if self._active.pop(submission.claim_ids[0], None) is None:
-            return False
-        self._count_instance(submission, -1)
-        return True
-
-    def _count_instance(self, submission: Submission, by: int) -> None:
-        name = submission.task_name
-        self.instances[name] = self.instances.get(name, 0) + by * submission.is_instance
-
-    def _note_over(self, submission: Submission) -> None:
-        if self._forget_active(submission) and submission.due is not None:
-            submission.due.reader.note_over(submission.due)
-
     def _is_under_way(self, cause: UUID) -> bool:
         """Return whether a run that a look has found is not over yet."""
-        return any(each.cause == cause for each in self._active.values())
+        return any(each.cause == cause for each in self.active.submissions)
 
     def _note_not_taken(self, _job: Any, error: BaseException) -> None:
         if not isinstance(error, PoolError) and self.stopped_at == inf:
@@ -384,7 +376,7 @@ class JobsReplica(Replica):
     def is_idle(self) -> bool:
         is_idle = self.runs.is_idle and self.pool.is_idle and not self._releasing
         waits = waiting_in(self._client.thread) or self._deferred_runs.task_names
-        waits = waits or any(each.cause is not None for each in self._active.values())
+        waits = waits or any(each.cause is not None for each in self.active.submissions)
         return self.process.is_dead or (is_idle and not waits)
 
     # ---- what its runs tell ----------------------------------------------------------------------

@@ -72,6 +72,8 @@ from tests.support.waist import (
     ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
+    ExecutorParts,
+    ExecutorRuns,
     Extend,
     MemoryTaskLocks,
     MissNote,
@@ -645,6 +647,21 @@ class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._run_job_success(job_id, events)
 
 
+@dataclass(frozen=True)
+class NotingParts(ExecutorParts):
+    """The parts of a simulated executor, which notes that a submission is over.
+
+    :ivar noted: called when a submission is over
+    """
+
+    noted: Callable[[], object]
+
+    def note_over(self, submission: Submission) -> None:
+        """Note that all runs of a submission are over."""
+        super().note_over(submission)
+        self.noted()
+
+
 class SimulatedExecutor(TaskLockExecutor):
     """The lock-aware executor of a simulated replica.
 
@@ -677,6 +694,10 @@ class SimulatedExecutor(TaskLockExecutor):
         self.client.lag_of = self._lag
         self._begin(self.client)
 
+    def _begin(self, locks: Any) -> None:
+        super()._begin(locks)
+        self._parts = NotingParts(**vars(self._parts), noted=self._simulation.changed)
+
     def _clock(self) -> float:
         return self.local_now().timestamp()
 
@@ -706,7 +727,7 @@ class SimulatedExecutor(TaskLockExecutor):
             self._runs.stop(0.0, closes=True)
         self.client.ask(self.client.carrying_out(Stop()))
         self._inner.shutdown(wait)
-        for run in list(self._coroutines):
+        for run in list(self._runs.coroutines) if isinstance(self._runs, ExecutorRuns) else ():
             release = run.begin_cut()
             if release is not None:
                 run.report_release(release)
@@ -811,10 +832,6 @@ class SimulatedExecutor(TaskLockExecutor):
         finally:
             self.running.remove(run)
             self._simulation.end(run, outcome)
-
-    def _note_over(self, submission: Submission) -> None:
-        super()._note_over(submission)
-        self._simulation.changed()
 
 
 def seconds(moment: datetime) -> float:

@@ -42,6 +42,7 @@ from tests.support.waist import (
     RowLockedError,
     Stop,
     rule,
+    send_registrations,
     takeover_of,
 )
 
@@ -767,7 +768,7 @@ class TestBatches:
         client = stage.replica()
         stage.faults.plan("register", reject_what_is_bad)
         tasks = [Registration(name, "", None, 60.0, 0.0, "") for name in ("a", "bad", "c")]
-        call = stage.call(client, lambda: client.ask_all(client.register(tasks)))
+        call = stage.call(client, lambda: client.ask_all(send_registrations(client, tasks)))
         stage.go_to(1)
         assert {each.task_name: each.again for each in call.result} == {
             "a": False,
@@ -1204,7 +1205,7 @@ class TestGrace:
         client = stage.replica()
         others = {f"replica {n}": frozenset[str]() for n in range(replicas - 1)}
         stage.database.rows.tasks_of.update(others)
-        stage.call(client, lambda: client.ask(client.sign_of_life("1.0", [])))
+        stage.call(client, lambda: client.ask_all(Presence(client, KnownTasks()).send()))
         stage.go_on(200)
         assert client.stable
         return client

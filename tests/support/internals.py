@@ -25,7 +25,8 @@ def instances(executor: Any) -> dict[str, int]:
 
 def submissions(executor: Any) -> list[Any]:
     """Return the submissions whose runs wait or go on in an executor."""
-    return [active.submission for active in list(executor._active.values())]
+    active: list[Any] = executor._active.submissions
+    return active
 
 
 def has_stored_runs(executor: Any) -> bool:
@@ -33,9 +34,9 @@ def has_stored_runs(executor: Any) -> bool:
     return any(submission.due is not None for submission in submissions(executor))
 
 
-def instances_lock(executor: Any) -> threading.RLock:
+def instances_lock(executor: Any) -> threading.Condition:
     """Return the lock under which an executor counts its instances."""
-    lock: threading.RLock = executor._lock
+    lock: threading.Condition = executor._active._changing
     return lock
 
 

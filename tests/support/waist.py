@@ -104,6 +104,7 @@ from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOT
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._runs import executor_run, executor_runs, misfires, missed_runs
+from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import intercept_reports
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.deferred_runs import Outlook
@@ -113,8 +114,9 @@ from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.misfires import SchedulerPasses
 from apscheduler_tasklock._runs.queue import RunQueue, ToDo
+from apscheduler_tasklock._runs.registration import send_registrations
 from apscheduler_tasklock._runs.reports import Notifier
-from apscheduler_tasklock._runs.run import QueuedRun
+from apscheduler_tasklock._runs.run import JobKey, QueuedRun
 from apscheduler_tasklock._runs.submission import Submission, new_claim_ids
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
@@ -152,6 +154,7 @@ __all__ = [
     "NO_REPLICA_AFTER",
     "SEVERITIES",
     "UNNOTED",
+    "ActiveSubmissions",
     "AnyAttempt",
     "Ask",
     "BlockedTasks",
@@ -171,6 +174,7 @@ __all__ = [
     "Extend",
     "GiveUp",
     "GrantLimitError",
+    "JobKey",
     "JobMove",
     "KnownTasks",
     "Lead",
@@ -263,6 +267,7 @@ __all__ = [
     "retry_of",
     "rows_of",
     "runs_nothing_in_words",
+    "send_registrations",
     "send_together",
     "sent",
     "set_by",

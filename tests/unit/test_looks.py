@@ -24,6 +24,7 @@ class Locks:
 
     def __init__(self) -> None:
         self.functions: list[Callable[[], object]] = []
+        self.thread = self
 
     def add_recurring(self, _looks: Looks) -> None: ...
 

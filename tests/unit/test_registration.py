@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.sequences import Statements, ask_here
+from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
 from tests.support.waist import (
     Memory,
     ReadTasks,
-    Registered,
     Registration,
-    Registrations,
     Replica,
     TaskRow,
 )
@@ -50,9 +48,8 @@ class Version(Replica):
     def _registration(self, _key: Any) -> Registration:
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
 
-    def register(self, tasks: Sequence[Registration]) -> Statements[list[Registered]]:
-        registered: list[Registered] = yield lambda _cursor: self.ask(Registrations(tasks))
-        return registered
+    def carrying_out(self, message: Any) -> Any:
+        return lambda _cursor: self.ask(message)
 
     def look(self) -> None:
         states = self._states(self._registrar.expecting())

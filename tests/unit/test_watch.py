@@ -30,8 +30,8 @@ from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Out
 from apscheduler_tasklock._runs.executor_jobs import what_runs
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
-from apscheduler_tasklock._runs.run import QueuedRun, RunKind
-from apscheduler_tasklock._runs.submission import JobKey, Submission
+from apscheduler_tasklock._runs.run import JobKey, QueuedRun, RunKind
+from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._runs.watch import Watch
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from tests.support.commands import PATIENT

@@ -34,6 +34,7 @@ from tests.support.waist import (
     RerunRequest,
     Retire,
     ShortenHistory,
+    SignOfLife,
     retry_of,
     takeover_of,
 )
@@ -491,7 +492,8 @@ def test_a_name_that_the_encoding_lacks_is_in_no_statement(
     assert len(sent) == 1
     latin.ask(latin.reading(LATIN_TASKS, LATIN_TASKS))
     assert len(sent) == 2, sent[1:]
-    latin.ask(latin.sign_of_life("1", LATIN_TASKS, [f"no {LATIN_TASKS[1]}"]))
+    sign = SignOfLife("host", "1", LATIN_TASKS, rejected=[f"no {LATIN_TASKS[1]}"])
+    latin.ask(latin.carrying_out(sign))
     assert len(sent) == 3
 
 

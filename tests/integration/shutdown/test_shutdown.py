@@ -197,7 +197,7 @@ def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_o
         waits.set()
         eventually(lambda: both[1:])
 
-    executors_of(replica.scheduler)["default"].locks.call(wait)
+    executors_of(replica.scheduler)["default"].locks.thread.call(wait)
     assert waits.wait(60)
     for name in ("first", "second"):
         run_now(replica.scheduler, name, print, "default")
