@@ -49,10 +49,6 @@ class Closing:
         self._stopped_at = inf
         self._event = threading.Event()
 
-    def is_over(self, limit: float) -> bool:
-        """Return whether claiming was stopped more than so many seconds ago."""
-        return time.monotonic() > self._stopped_at + limit
-
     def stop(self) -> None:
         """Stop claiming. Another call changes nothing."""
         self._stopped_at = min(self._stopped_at, time.monotonic())

@@ -44,7 +44,7 @@ from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
     accepts_nothing_more,
-    call_in_scheduler_thread,
+    call_on_its_loop,
     cancels_coroutines,
     check_gevent,
     event_dispatcher,
@@ -827,7 +827,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 not_now()
 
         try:
-            call_in_scheduler_thread(self._inner, submit)
+            call_on_its_loop(self._inner, submit)
         except RuntimeError as error:  # the loop is closed
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()

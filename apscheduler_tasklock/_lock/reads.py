@@ -13,7 +13,6 @@ from psycopg.errors import (
     QueryCanceled,
     UndefinedTable,
 )
-from psycopg.pq import TransactionStatus
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
@@ -418,7 +417,6 @@ MOST_ENTRIES = 100_000
 # not; and what all lanes that are read at once may have, so that a page of them is not too large.
 MOST_ALONE = 120
 MOST_SHAPES = 8_000
-IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 @dataclass(frozen=True)

@@ -651,12 +651,11 @@ def event_dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispat
     return dispatch if loop is None else partial(_dispatch_on, loop, dispatch)
 
 
-def call_in_scheduler_thread(inner: Any, function: Callable[[], None]) -> None:
-    """Call a function in the thread in which the scheduler submits jobs to this executor.
+def call_on_its_loop(inner: Any, function: Callable[[], None]) -> None:
+    """Call a function in the thread of an executor's event loop or reactor.
 
-    The scheduler submits jobs in the thread of the executor's event loop or reactor. If the
-    executor has neither, the function is called in the calling thread. May be called from any
-    thread.
+    If the executor has neither, the function is called in the calling thread. May be called from
+    any thread.
 
     :raises RuntimeError: the event loop is closed
     """

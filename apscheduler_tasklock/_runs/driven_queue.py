@@ -60,7 +60,7 @@ class Carrier(Protocol):
     def report_all_busy(self, all_busy: AllBusy) -> None:
         """Log that all workers have been busy for long."""
 
-    def look(self) -> float:
+    def check_given(self) -> float:
         """Check for events that send no message, such as the death of a worker process.
 
         :return: seconds after which to check again; ``inf``: no check is needed
@@ -166,7 +166,7 @@ class DrivenQueue:
             self.wakes_at = todo.wakes_at
             _call_each(_decisions(todo, carrier))
             self._is_idle = self.runs.is_idle
-            longest = carrier.look() if self._is_idle else min(carrier.look(), LONGEST_WAIT)
+            longest = min(carrier.check_given(), inf if self._is_idle else LONGEST_WAIT)
             self.wakes_at = min(self.wakes_at, time.monotonic() + longest)
             before, self._room = self._room, self.runs.room
             if before is not None and self._room > before:

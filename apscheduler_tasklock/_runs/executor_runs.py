@@ -40,7 +40,7 @@ from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import (
     JobIdWithRun,
     SchedulerAdapter,
-    call_in_scheduler_thread,
+    call_on_its_loop,
     event_loop_of,
     give,
     interpreter_is_ending,
@@ -525,12 +525,12 @@ class ExecutorRuns:
         """Give a run to the wrapped executor."""
         self._given[run] = None
         try:
-            self._note_given(run)
+            self._give(run)
         except Exception as error:  # noqa: BLE001  # such as that the scheduler's loop is closed
             if run.token.take():
                 self._not_given(run, error)
 
-    def _note_given(self, run: ExecutorRun) -> None:
+    def _give(self, run: ExecutorRun) -> None:
         if run.held is not None and self._is_known:
             left = run.held.seconds_left * WAITS_AT_MOST
             run.begins_until = time.monotonic() + left
@@ -556,7 +556,7 @@ class ExecutorRuns:
             self._left_to_giver.add(run)
             self._giver.call_also_here(partial(self._give_by_giver, run))
             return
-        call_in_scheduler_thread(self._inner, partial(self._give_to_inner, run))
+        call_on_its_loop(self._inner, partial(self._give_to_inner, run))
 
     def _give_by_giver(self, run: ExecutorRun) -> None:
         try:
@@ -712,7 +712,7 @@ class ExecutorRuns:
         finally:
             self._note_over(run)
 
-    def look(self) -> float:
+    def check_given(self) -> float:
         """Hand over the runs that have not begun although their maximum lock is about to end.
 
         Such a run waits in a blocked event loop, or in a pool behind other work. Its worker counts
@@ -966,20 +966,13 @@ def _why_not_claimed(run: ExecutorRun) -> Exception | None:
     return None
 
 
-def _is_wanted(run: ExecutorRun) -> bool:
-    """Return whether a run's job store still wants it claimed; if not, withdraw its claim."""
-    due = run.submission.due
-    if due is None or due.reader.is_wanted(due):
-        return True
-    if run.claim is not None:
-        run.locks.withdraw(run.claim)
-    return False
-
-
 def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
     """Return a run's claim, or why there is none: it is refused, or cannot be made."""
     try:
-        if not _is_wanted(run):
+        due = run.submission.due
+        if due is not None and not due.reader.is_wanted(due):
+            if run.claim is not None:
+                run.locks.withdraw(run.claim)
             return ClaimOutcome.REFUSED
         failure = run.failure or _why_not_claimed(run)
         if failure is not None:

@@ -88,14 +88,14 @@ class ProcessRuns(ExecutorRuns):
 
     # ---- in the replica's thread -----------------------------------------------------------------
 
-    def look(self) -> float:
+    def check_given(self) -> float:
         """Hand over runs that begin too late, and end the leases of runs with dead processes.
 
         The processes of a broken pool are killed if they live for too long.
 
         :return: seconds after which to check again; ``inf``: no check is needed
         """
-        next_in = min(super().look(), self._look_at_pool())
+        next_in = min(super().check_given(), self._look_at_pool())
         left = []
         for run, processes, kill_at in self._dying:
             living = [process for process in list(processes.values()) if _lives(process)]

@@ -28,6 +28,9 @@ _TERMINATE = """
 # Seconds before an action at which the processes of its newcomers are started.
 AHEAD = 7.0
 
+# Seconds after an action at which newcomers that did not join are let go: the action had no aim.
+UNUSED = 45.0
+
 # Seconds for which a fault of a pool waits for a worker that runs something, and between two looks.
 _WORKER_WAIT, _WORKER_PAUSE = 4.0, 0.05
 
@@ -67,10 +70,16 @@ class Monkey:
         for action in self._plan.actions:
             self._later(started + action.at - AHEAD, partial(self._get_ready, action))
             self._later(started + action.at, partial(self._do, action))
+            over_at = started + action.at + action.lasts
+            self._later(over_at + UNUSED, partial(self._let_go, action))
 
     def _get_ready(self, action: Action) -> None:
         """Start the processes of those that an action lets join."""
         self._waiting[id(action)] = [self._fleet.prepare(one) for one in action.newcomers]
+
+    def _let_go(self, action: Action) -> None:
+        for member in self._waiting.pop(id(action)):
+            member.leave()
 
     def act(self) -> None:
         """Do what is due."""

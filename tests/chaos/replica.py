@@ -50,6 +50,10 @@ _LONGEST_DETAIL = 500
 # How many of the innermost places of an error are told.
 _FRAMES = 4
 
+# Seconds before it is due at which a one-off job is added at the latest, between two additions, and
+# after it was due in which a newcomer still adds it, so that it can take a dead run over.
+_AHEAD, _BETWEEN, _KNOWN_FOR = 15.0, 3.0, 60.0
+
 # Seconds until the job is due that replaces another one under its id.
 _MUCH_LATER = 3600.0
 
@@ -167,9 +171,30 @@ class Replica:
         scheduler.add_listener(self._tell_skip, EVENT_TASK_LOCK_ERROR)
         for task in TASKS:
             self._add(scheduler, task)
-        for one_off in self._work.one_offs.values():
-            self._add_one_off(scheduler, one_off)
+        waiting = sorted(self._work.one_offs.values(), key=lambda one_off: one_off.at, reverse=True)
+        self._add_soon(scheduler, waiting)
+        threading.Thread(target=self._add_in_time, args=(scheduler, waiting), daemon=True).start()
         self._tell_self("ready")
+
+    def _add_in_time(self, scheduler: Any, waiting: list[OneOff]) -> None:
+        """Add the one-off jobs of the rest of the hour, each some time before it is due."""
+        while waiting:
+            time.sleep(_BETWEEN)
+            self._add_soon(scheduler, waiting)
+
+    def _add_soon(self, scheduler: Any, waiting: list[OneOff]) -> None:
+        """Add the one-off jobs that are due soon.
+
+        An hour has thousands of them. To add them all at the start would keep an event loop busy
+        for so long that a signal gets lost.
+
+        :param waiting: those that are not added yet, the first ones last
+        """
+        now = time.monotonic()
+        while waiting and waiting[-1].at < now + _AHEAD:
+            one_off = waiting.pop()
+            if one_off.at > now - _KNOWN_FOR:
+                self._add_one_off(scheduler, one_off)
 
     def _executor(self, *inner: str, **options: Any) -> TaskLockExecutor:
         return TaskLockExecutor(

@@ -64,7 +64,7 @@ class Carrier:
     def withdraw(self, run: QueuedRun) -> None:
         self.withdrawn.append(run.task_name)
 
-    def look(self) -> float:
+    def check_given(self) -> float:
         failure, self.fails = self.fails, None
         if failure is not None:
             raise failure
