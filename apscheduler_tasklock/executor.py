@@ -115,7 +115,7 @@ from apscheduler_tasklock.options import (
     parse_switch,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import Health, MissCause, RunRequest
+from apscheduler_tasklock.status import Health, RunRequest
 
 logger = logger_of(__name__)
 
@@ -347,7 +347,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             presence=self._presence,
             watch=self._watch,
             leadership=self._leadership,
-            wrap_function=self._wrap,
+            # Looked up for each run, so that an application can replace it at run time.
+            wrap_function=lambda function: self.wrap_function(function),  # noqa: PLW0108
         )
         self._runs = self._make_runs()
 
@@ -446,7 +447,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         wrap(self, self._inner)
         runs = self._runs  # read now, because the locks of a test may have replaced it
         assert runs is not None
-        intercept_reports(self._inner, runs.events_of, runs.failed, runs.ended)
+        intercept_reports(self._inner, runs)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
@@ -536,15 +537,16 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _begin_shutdown(self, shutdown: Shutdown) -> None:
         """Let no run begin any more. Does not wait. :meth:`shutdown` is called later."""
         super()._begin_shutdown(shutdown)
-        self._resign()
+        self._stop_claiming(0.0, closes=True)
+
+    def _stop_claiming(self, seconds: float, *, closes: bool) -> None:
+        """Claim nothing more, and withdraw what has not begun; see ``ExecutorRuns.stop``."""
+        if self._leadership is not None:
+            self._leadership.close()
         self.locks.stop_claiming()
         self._watch.looks.close()
         if self._runs is not None:
-            self._runs.stop(0.0, closes=True)
-
-    def _resign(self) -> None:
-        if self._leadership is not None:
-            self._leadership.close()
+            self._runs.stop(seconds, closes=closes)
 
     def _stop_runs(self, shutdown: Shutdown) -> None:
         if self._runs is not None:
@@ -573,7 +575,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         for run, release in cut:
             run.report_release(release, shutdown.seconds_left)
         for run in runs:
-            if run.is_being_released:
+            if run.has_job_ended:
                 run.report_at_stop(shutdown.seconds_left)
         self._remove_listeners()
         self.locks.close(blocking=True, shutdown=shutdown)
@@ -659,11 +661,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         seconds = None
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
-        self._resign()
-        self.locks.stop_claiming()
-        self._watch.looks.close()
-        if self._runs is not None:
-            self._runs.stop(WITHDRAWING_LIMIT)
+        self._stop_claiming(WITHDRAWING_LIMIT, closes=False)
         with self._reporting_waits():
             return self._active.wait_until_none(seconds, coroutines=coroutines)
 
@@ -710,10 +708,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """
         return function
 
-    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        # Looked up for each run, so that an application can replace `wrap_function` at run time.
-        return self.wrap_function(function)
-
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Queue a job's run times, to be claimed and run. Sends nothing to the database.
 
@@ -721,7 +715,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         :raises TaskLockOptionError: the job's options are impossible, or a call of its function
             would not run the function's body
         """
-        scheduler_pass = self._passes.submitting(run_times[-1])
+        submitted_at = self._passes.submitting(run_times[-1])
         jobstore = self._adapter.jobstore_of(job)
         try:
             task = self._jobs.resolve(job, jobstore)
@@ -734,7 +728,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
                 )
             raise
         self._jobs.log_own(job, task)
-        submission = self._jobs.submission(job, jobstore, task, run_times, scheduler_pass)
+        submission = self._jobs.submission(job, jobstore, task, run_times, submitted_at)
         self._know(job, jobstore, task)
         try:
             self._submit(submission)
@@ -751,18 +745,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _note_too_many_instances(self, submission: Submission) -> None:
         """Note that run times are missed, because their job has ``max_instances`` runs here."""
         job, runs = submission.job, self._runs
-        if not isinstance(runs, ExecutorRuns):
-            return  # because without locks nothing is noted
+        if submission.options is None or not isinstance(runs, ExecutorRuns):
+            return  # because without a lock nothing is noted
         is_running, waits = runs.is_running(job.id), runs.waits_for_worker(job.id)
         cause, reason = too_many_instances(
             submission, self.locks, is_running=is_running, waits_for_worker=waits
         )
-        self._note_missed(submission, cause, reason)
-
-    def _note_missed(self, submission: Submission, cause: MissCause, reason: str) -> None:
-        """Note that this replica has missed the run times of a submission."""
-        if submission.options is None:
-            return
         for run_time in submission.run_times:
             with suppress(Exception):  # a custom trigger's own code may raise anything
                 request = request_of(submission, run_time, uuid4())
@@ -818,7 +806,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
         def submit() -> None:
             try:
-                self._submit(submission.anew(self._passes.alone()))
+                self._submit(submission.anew(time.monotonic()))
             except MaxInstancesReachedError:
                 not_now()
             except Exception as error:  # noqa: BLE001  # whatever the wrapped executor raises
@@ -1000,9 +988,9 @@ class StoredRuns:
     def _submission(
         self, job: Any, jobstore: str, run_time: datetime, due: DueRun | None = None
     ) -> Submission:
-        jobs, alone = self._executor._jobs, self._executor._passes.alone()
+        jobs, now = self._executor._jobs, time.monotonic()
         task = jobs.resolve(job, jobstore)
-        return replace(jobs.submission(job, jobstore, task, [run_time], alone), due=due)
+        return replace(jobs.submission(job, jobstore, task, [run_time], now), due=due)
 
     def check_stored_job(self, job: Any, jobstore: str) -> str | None:
         """Check a job of a ``TaskLockJobStore``, and return its task's name.

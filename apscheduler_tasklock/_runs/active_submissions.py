@@ -112,7 +112,7 @@ class _Active:
 
     def in_words(self) -> str:
         """Return the job, and for how long it has run."""
-        words = f"{self.submission.job.id!r} (task {self.submission.task_name!r}"
-        if self.begun_at is not None:
-            words += f", has run for {time.monotonic() - self.begun_at:.0f} s"
-        return f"{words})"
+        assert self.begun_at is not None
+        seconds = time.monotonic() - self.begun_at
+        name = self.submission.task_name
+        return f"{self.submission.job.id!r} (task {name!r}, has run for {seconds:.0f} s)"

@@ -76,13 +76,8 @@ class SchedulerAdapter:
 
     @property
     def state(self) -> int:
-        """The scheduler's state: one of APScheduler's ``STATE_*``."""
-        return int(self._scheduler.state)
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a scheduler has started the executor."""
-        return self._scheduler is not None
+        """The scheduler's state: one of APScheduler's ``STATE_*``, also before a start."""
+        return STATE_STOPPED if self._scheduler is None else int(self._scheduler.state)
 
     @property
     def is_alive(self) -> bool:
@@ -531,22 +526,16 @@ class _ShownId(str):
         return printable(self)
 
 
-def intercept_reports(
-    inner: Any,
-    events_of: Callable[[Any, list[Any]], list[Any]],
-    failed: Callable[[Any, BaseException], None],
-    ended: Callable[[Any], None],
-) -> None:
-    """Let a started executor call these functions when it reports a run.
+def intercept_reports(inner: Any, runs: Any) -> None:
+    """Let a started executor tell its runs when it reports one of them.
 
-    :param events_of: called before the executor reports the events of a run; gets APScheduler's
-        events, and returns the events to report
-    :param failed: called before the executor reports an error in place of events; gets the error
-    :param ended: called after the executor's own report, because then the run's worker is free
+    ``runs.events_of`` is called before the executor reports the events of a run, and returns the
+    events to report, ``runs.failed`` before it reports an error in their place. ``runs.ended`` is
+    called after the executor's own report, because then the run's worker is free.
     """
     report, report_error = _own_reports(inner)
-    inner._run_job_success = _RunReport(report, events_of, failed, ended)
-    inner._run_job_error = _RunReport(report_error, events_of, failed, ended)
+    inner._run_job_success = _RunReport(report, runs)
+    inner._run_job_error = _RunReport(report_error, runs)
 
 
 def give(inner: Any, job: Any, run_times: list[datetime]) -> None:
@@ -584,17 +573,9 @@ class _RunReport:
     :ivar report: the executor's own method that is replaced
     """
 
-    def __init__(
-        self,
-        report: Callable[..., Any],
-        events_of: Callable[[Any, list[Any]], list[Any]],
-        failed: Callable[[Any, BaseException], None],
-        ended: Callable[[Any], None],
-    ) -> None:
+    def __init__(self, report: Callable[..., Any], runs: Any) -> None:
         self.report = report
-        self._events_of = events_of
-        self._failed = failed
-        self._ended = ended
+        self._runs = runs
 
     def __call__(self, job_id: str, *what: Any, **named: Any) -> None:
         if not isinstance(job_id, JobIdWithRun):  # because the library has not given this job
@@ -607,16 +588,16 @@ class _RunReport:
     def _report(self, job_id: JobIdWithRun, *what: Any, **named: Any) -> None:
         plain = str(job_id)  # without the run, because a listener may keep the event for long
         if what and isinstance(what[0], list):
-            events = self._events_of(job_id.run, what[0])
+            events = self._runs.events_of(job_id.run, what[0])
             for event in events:
                 event.job_id = plain
             what = (events, *what[1:])
         elif what and isinstance(what[0], BaseException):
-            self._failed(job_id.run, what[0])
+            self._runs.failed(job_id.run, what[0])
         try:
             self.report(plain if plain.isprintable() else _ShownId(plain), *what, **named)
         finally:
-            self._ended(job_id.run)
+            self._runs.ended(job_id.run)
 
 
 def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:

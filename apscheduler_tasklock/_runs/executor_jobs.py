@@ -18,7 +18,6 @@ from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Registrat
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.job_functions import check_body_runs, function_reference
-from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.missed_runs import MOST_RUN_TIMES
 from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
@@ -71,7 +70,8 @@ class ExecutorJobs:
         replica, without a lock
     :param run_unlocked: whether jobs run without a lock if the database stays unavailable
     :param logger_name: returns the name of the executor's logger
-    :param submit_again: submits a takeover, a manual run or a standby
+    :param submit_again: submits a takeover, a manual run or a standby in the thread in which the
+        scheduler submits jobs; gets what to call if the run could not be submitted
     :param notices: returns the object that logs jobs that are skipped here
     :param clock: the wall clock, in seconds since 1970
     """
@@ -91,7 +91,7 @@ class ExecutorJobs:
         self._tasks = tasks
         self._run_unlocked = run_unlocked
         self._logger_name = logger_name
-        self._submit_again = submit_again
+        self.submit = submit_again
         self._clock = clock
         self._schedules: dict[JobKey, _Schedule] = {}
         # The trigger and the last run time of the jobs that the scheduler has submitted here.
@@ -129,18 +129,18 @@ class ExecutorJobs:
         jobstore: str,
         task: ResolvedTask,
         run_times: Sequence[datetime],
-        scheduler_pass: SchedulerPass | None = None,
+        submitted_at: float | None = None,
     ) -> Submission:
         """Return a submission of a job and its run times.
 
-        :param scheduler_pass: the pass of the scheduler in which the run times are submitted now;
-            ``None``: the submission gets no claim ids, so that only a copy made by
-            :meth:`Submission.anew` can be submitted
+        :param submitted_at: as in ``Submission``; ``None``: the submission gets no claim ids, so
+            that only a copy made by :meth:`Submission.anew` can be submitted
         """
         key, one_off = (job.id, jobstore), isinstance(job.trigger, DateTrigger)
         schedule = self._schedule(key, job.trigger)
         previous = self._submitted.get(key)
-        if scheduler_pass is not None and not one_off:
+        is_submitted = submitted_at is not None
+        if is_submitted and not one_off:
             self._submitted[key] = job.trigger, run_times[-1]
         return Submission(
             job=job,
@@ -157,8 +157,8 @@ class ExecutorJobs:
             schedule_since=schedule.since,
             gaps=schedule.gaps,
             previous=previous,
-            scheduler_pass=scheduler_pass,
-            claim_ids=new_claim_ids(run_times) if scheduler_pass else (),
+            submitted_at=submitted_at or 0.0,
+            claim_ids=new_claim_ids(run_times) if is_submitted else (),
         )
 
     def _schedule(self, key: JobKey, trigger: Any) -> _Schedule:
@@ -284,7 +284,7 @@ class ExecutorJobs:
         run_time = self._now() if dead.manual else dead.window_start
         run_time = run_time.astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [run_time])
-        return submission.for_dead_run(dead, is_stored=self._scheduler.is_shared(key[1]))
+        return replace(submission, dead_run=dead, is_stored=self._scheduler.is_shared(key[1]))
 
     def retry_of(self, key: JobKey, failed: TaskRow) -> Submission | None:
         """Return the retry of a failed run by a job.
@@ -297,7 +297,7 @@ class ExecutorJobs:
         job, task = found
         run_time = failed.window_start.astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [run_time])
-        return submission.for_failed_run(failed, is_stored=self._scheduler.is_shared(key[1]))
+        return replace(submission, failed_run=failed, is_stored=self._scheduler.is_shared(key[1]))
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return a manual run of a job; ``None`` if the job is gone or cannot run here.
@@ -312,7 +312,7 @@ class ExecutorJobs:
             return None
         now = self._now().astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [now])
-        return replace(submission, request_id=request_id, exempt_from_misfire=True)
+        return replace(submission, request_id=request_id)
 
     def standby_for(
         self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
@@ -336,12 +336,7 @@ class ExecutorJobs:
         # The run time is the due time by this replica's clock, because APScheduler's own run times
         # are times of this clock, too.
         local = now - timedelta(seconds=late_by)
-        return replace(
-            submission,
-            run_times=(local.astimezone(zone),),
-            exempt_from_misfire=True,
-            is_standby=True,
-        )
+        return replace(submission, run_times=(local.astimezone(zone),), is_standby=True)
 
     def unasked(
         self, key: JobKey, task_name: str, due_at: datetime, until: datetime
@@ -484,13 +479,6 @@ class ExecutorJobs:
         renewed = self.submission(job, submission.jobstore, task, submission.run_times)
         renewed = replace(renewed, previous=submission.previous)
         return renewed if renewed.schedule == submission.schedule else None
-
-    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
-        """Submit a run in the thread in which the scheduler submits jobs.
-
-        :param not_now: called if the run could not be submitted
-        """
-        self._submit_again(submission, not_now)
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
         """Return a job as it is now, and its task.

@@ -33,7 +33,7 @@ from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
 from apscheduler_tasklock._runs.leadership import FollowerRun
 from apscheduler_tasklock._runs.reports import Notifier, ReportedRun, telemetry_of
-from apscheduler_tasklock._runs.run import QueuedRun, Token
+from apscheduler_tasklock._runs.run import SCHEDULED, QueuedRun, Token
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
@@ -82,6 +82,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
     :ivar runs_job: whether the job is run; ``False``: the run was withdrawn, or its lock was lost
         before the job began; ``None``: no worker has begun the run
     :ivar running: whether the job runs under its lock now
+    :ivar has_job_ended: whether the job has run and ended, so that its thread releases the claim
     :ivar was_awaited: whether the job's coroutine has begun. An executor may never await a
         coroutine.
     :ivar cancelled_on_loss: whether the job was cancelled because its lock was lost
@@ -104,7 +105,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         *,
         is_inline: bool = False,
     ) -> None:
-        due, came = submission.due, submission.submitted_at
+        kind, due, came = submission.kind, submission.due, submission.submitted_at
         due_at = time.monotonic() - (time.time() - run_time.timestamp())
         if due is not None:
             due_at, came = due.due_at, due.came
@@ -112,12 +113,12 @@ class ExecutorRun(ReportedRun, QueuedRun):
         if failed is not None and failed.retry_at is not None:
             retry_at = came - (failed.database_time - failed.retry_at).total_seconds()
         super().__init__(
-            submission.kind,
+            kind,
             submission.task_name,
             submission.key,
             due_at,
             came,
-            None if submission.exempt_from_misfire else submission.job.misfire_grace_time,
+            submission.job.misfire_grace_time if kind in SCHEDULED else None,
             claims=submission.options is not None,
             retry_at=retry_at,
         )
@@ -144,7 +145,6 @@ class ExecutorRun(ReportedRun, QueuedRun):
         self.release: Release | None = None
         self.loss_to_report = Token()
         self.is_reported = False
-        self._wanted_at = time.monotonic()
         self._runs_despite: TaskLockError | None = None
         # One of two threads releases the claim: the worker's, or that of a shutdown that cuts the
         # run. And one of them reports the release, under the lock.
@@ -153,7 +153,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         self._outcome: RunOutcome | None = None
         self._is_release_reported = False
         self._reported_event: threading.Event | None = None
-        self._job_finished = False
+        self.has_job_ended = False
         self._cut = False
         # Only the run of a coroutine has these two attributes.
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -186,9 +186,8 @@ class ExecutorRun(ReportedRun, QueuedRun):
         :param claimed: the lock, the refusal, the error, or ``None`` if the task has no row
         :param wanted_at: when the claim was first asked for, on the monotonic clock
         """
-        self._wanted_at = wanted_at
         if isinstance(claimed, TaskLockError):
-            self._runs_despite = self._note_claim_failed(claimed)
+            self._runs_despite = self._note_claim_failed(claimed, wanted_at)
             return self._runs_despite is not None
         if isinstance(claimed, HeldLock):
             self.held = claimed  # first of all, so that the window is handed over after an error
@@ -358,7 +357,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
                 yield
         finally:
             self.running = False
-            self._job_finished = True
+            self.has_job_ended = True
 
     def begin_cut(self) -> Release | None:
         """Begin to release the claim of a coroutine that a shutdown cancels.
@@ -366,14 +365,9 @@ class ExecutorRun(ReportedRun, QueuedRun):
         :return: the release; ``None`` if the coroutine has ended or its claim was released
         """
         outcome = self._cut_short(begun=self.running)
-        if self.is_being_released or not self._is_first_to_release():
+        if self.has_job_ended or not self._is_first_to_release():
             return None
         return self._send_release(outcome)
-
-    @property
-    def is_being_released(self) -> bool:
-        """Whether the job has ended, so that its thread releases the claim."""
-        return self._job_finished
 
     def _is_first_to_report(self) -> bool:
         """Return whether the caller is the first thread to report the release."""
@@ -383,7 +377,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
             self._reported_event.set()
         return is_first
 
-    def _note_claim_failed(self, error: TaskLockError) -> TaskLockError | None:
+    def _note_claim_failed(self, error: TaskLockError, wanted_at: float) -> TaskLockError | None:
         """Note a claim that was neither granted nor refused.
 
         :return: the error if the job is to run without a lock; ``None`` if it is not to run, and
@@ -392,7 +386,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         if self.locks.closed:
             self.report_not_begun()
             return None
-        self.telemetry.claim_failed(self._wanted_at)
+        self.telemetry.claim_failed(wanted_at)
         # With `run_unlocked` the job runs without a lock, except in four cases:
         # - A look has submitted the run, such as a takeover. Another replica may run it.
         # - The task's row is locked. The session that has locked the row may have claimed the task.
@@ -400,7 +394,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         # - The claim could not be sent although there is no outage. Another replica may run it.
         unlocked = (
             self.submission.run_unlocked
-            and not self._is_extra
+            and self.kind in SCHEDULED
             and not isinstance(error, (RowLockedError, NoThreadError))
             and not self._had_no_turn(error)
         )
@@ -415,11 +409,6 @@ class ExecutorRun(ReportedRun, QueuedRun):
     def _had_no_turn(self, error: TaskLockError) -> bool:
         """Return whether the claim was not sent in time although there is no outage."""
         return isinstance(error, NotSentError) and self.locks.outage.reason is None
-
-    @property
-    def _is_extra(self) -> bool:
-        """Whether a look has submitted this run, which another replica may run."""
-        return self.submission.cause is not None or self.submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
         if self.submission.request_id is not None:

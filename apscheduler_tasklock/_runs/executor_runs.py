@@ -67,7 +67,7 @@ from apscheduler_tasklock._runs.reports import (
     report_missed,
     report_submitted,
 )
-from apscheduler_tasklock._runs.run import JobKey, RunKind, State
+from apscheduler_tasklock._runs.run import SCHEDULED, JobKey, RunKind, State
 from apscheduler_tasklock._runs.submission import (
     FAILED,
     DueRun,
@@ -642,7 +642,7 @@ class ExecutorRuns:
         Takeovers, retries, manual runs and standby runs are left out, because their run time is no
         scheduled one, or was claimed or missed before.
         """
-        is_scheduled = run.kind in (RunKind.SCHEDULE, RunKind.STORED) and run.claims
+        is_scheduled = run.kind in SCHEDULED and run.claims
         if not is_scheduled or run.failure is not None or _why_not_claimed(run) is not None:
             return
         request = _request_of(run)

@@ -186,7 +186,7 @@ class ManualRuns:
         :return: ``None`` if this replica does not have the job
         :raises TaskLockError: the job cannot have a manual run
         """
-        if not self._scheduler.has_started or self._scheduler.state == STATE_STOPPED:
+        if self._scheduler.state == STATE_STOPPED:
             raise TaskLockStateError(
                 f"run_now({asked.job_id!r}) needs the scheduler, which does not run",
                 remedy="start it, or use TaskLocks.request_run",

@@ -14,7 +14,6 @@ lock takes must not count as lateness. Two rules make sure of this:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock._runs.run import QueuedRun
@@ -42,37 +41,23 @@ def lateness(run: QueuedRun, begins_at: float) -> float:
     return begins_at - run.excused - run.due_at
 
 
-@dataclass
-class SchedulerPass:
-    """One pass of the scheduler over its jobs, in which it submits all due jobs.
-
-    :ivar wall: when the pass began, on the wall clock
-    :ivar began_at: when the pass began, on the monotonic clock
-    """
-
-    wall: float
-    began_at: float
-
-
 class SchedulerPasses:
     """Finds the pass of the scheduler to which a submission belongs."""
 
-    @staticmethod
-    def alone() -> SchedulerPass:
-        """Return a new pass, for a submission that this library makes and not the scheduler."""
-        return SchedulerPass(time.time(), time.monotonic())
-
     def __init__(self) -> None:
-        self._latest = SchedulerPass(0.0, 0.0)
+        # When the latest pass began, on the wall clock and on the monotonic clock.
+        self._wall = self._began_at = 0.0
 
-    def submitting(self, run_time: datetime) -> SchedulerPass:
-        """Return the pass in which the scheduler submits this run time now.
+    def submitting(self, run_time: datetime) -> float:
+        """Return when the pass began in which the scheduler submits this run time now.
 
-        The latest pass is returned if it began in the last 30 s and the run time was due at its
-        begin. Otherwise a new pass is returned.
+        It is the latest pass if that began in the last 30 s and the run time was due at its begin.
+        Otherwise a new pass begins.
+
+        :return: that time, on the monotonic clock
         """
         now = time.monotonic()
-        was_due = run_time.timestamp() <= self._latest.wall
-        if not was_due or now > self._latest.began_at + LONGEST_PASS:
-            self._latest = self.alone()
-        return self._latest
+        was_due = run_time.timestamp() <= self._wall
+        if not was_due or now > self._began_at + LONGEST_PASS:
+            self._wall, self._began_at = time.time(), now
+        return self._began_at

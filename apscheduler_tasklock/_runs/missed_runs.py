@@ -130,11 +130,6 @@ class _OfTask:
         ripe = list(takewhile(lambda miss: miss.ripe_at <= now, in_order))
         return list(takewhile(lambda miss: miss.group == ripe[0].group, ripe))
 
-    def forget(self, note: MissNote) -> None:
-        """Forget the run times of a note that was sent."""
-        for run_time in note.run_times:
-            self.misses.pop(run_time, None)
-
 
 class MissedRuns:
     """The run times that this replica has missed, until they are noted in the run history.
@@ -342,7 +337,8 @@ class MissedRuns:
                         del self._rescheduled[note.task_name]
                     continue
                 of_task = self._pending[note.task_name]
-                of_task.forget(note)
+                for run_time in note.run_times:
+                    of_task.misses.pop(run_time, None)
                 if not of_task.misses:
                     del self._pending[note.task_name]
 

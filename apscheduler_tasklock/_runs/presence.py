@@ -133,7 +133,7 @@ class Presence:
     def begin(self, _now: float) -> None:
         """Begin to send a sign of life. Called in the replica's thread."""
         self._due_at, self._is_sending = inf, True
-        self._locks.begin_all(self.send(), _here, self._end)
+        self._locks.begin_all(self.send(), lambda function: function(), self._end)
 
     def _end(self) -> None:
         self._is_sending = False
@@ -269,7 +269,3 @@ class Presence:
         removed = yield from self._try(OLD_REPLICAS, remove, quiet=True)
         shortened = yield from self._try(OLD_HISTORY, shorten, quiet=True)
         self._is_clean = removed and shortened
-
-
-def _here(function: Callable[[], object]) -> None:
-    function()

@@ -281,8 +281,7 @@ class Registrar:
             self._known.forget(key)
             self._forget(key)
         for key, task in stored.items():
-            if not self._known.has(task.task_name, key):
-                self._known.add(task.task_name, key, None)
+            self._known.add(task.task_name, key, None)
             if task.is_stale:
                 self.note(key, moved=True)
 

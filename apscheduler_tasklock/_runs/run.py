@@ -37,6 +37,11 @@ class RunKind(enum.Enum):
         return self in (RunKind.SCHEDULE, RunKind.STANDBY, RunKind.STORED)
 
 
+# The kinds of run times of a schedule, which may be misfires. Any other run had to wait for another
+# replica or for its time, or has no run time of its schedule.
+SCHEDULED = (RunKind.SCHEDULE, RunKind.STORED)
+
+
 class State(enum.Enum):
     """The state of a run."""
 

@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.protocol_messages import JobMove, MissedTimes, TaskRow
-from apscheduler_tasklock._runs.misfires import SchedulerPass
 from apscheduler_tasklock._runs.run import JobKey, RunKind
 from apscheduler_tasklock._runs.trigger_times import (
     ends_after,
@@ -133,9 +132,6 @@ class Submission:
     :ivar schedule_since: since when this replica has this schedule, in seconds since 1970 by the
         replica's own clock; ``None`` for a one-off job
     :ivar gaps: the gaps of the schedule, which all of its submissions share
-    :ivar exempt_from_misfire: whether the run times are never misfires. A takeover or a standby had
-        to wait for another replica, a retry for its time, and a manual run has no run time of its
-        schedule.
     :ivar failed_run: the failed run that is run again, if this is a retry
     :ivar dead_run: the dead run that is taken over, if this is a takeover
     :ivar request_id: the id of the manual run, if this is a manual run. Its run time is the time at
@@ -147,8 +143,8 @@ class Submission:
     :ivar due: the due run, if a shared job store has read the job as due
     :ivar is_stored: whether this is a takeover or a retry for a stored job, so that the task's row
         has the exact run time
-    :ivar scheduler_pass: the pass of the scheduler to which the submission belongs; ``None``: the
-        submission was not submitted yet
+    :ivar submitted_at: when the pass of the scheduler began in which it was submitted, on the
+        monotonic clock; see ``SchedulerPasses``
     """
 
     job: Any
@@ -164,7 +160,6 @@ class Submission:
     schedule: str | None = None
     schedule_since: float | None = None
     gaps: Gaps = field(default_factory=Gaps)
-    exempt_from_misfire: bool = False
     failed_run: TaskRow | None = None
     dead_run: TaskRow | None = None
     request_id: UUID | None = None
@@ -173,7 +168,7 @@ class Submission:
     claim_ids: Sequence[UUID] = ()
     due: DueRun | None = None
     is_stored: bool = False
-    scheduler_pass: SchedulerPass | None = None
+    submitted_at: float = 0.0
 
     @property
     def failover(self) -> bool:
@@ -211,18 +206,6 @@ class Submission:
         """The job's id, and the alias of its store."""
         return self.job.id, self.jobstore
 
-    def for_dead_run(self, dead: TaskRow, *, is_stored: bool = False) -> Submission:
-        """Return this submission as the takeover of a dead run."""
-        return replace(
-            self, dead_run=dead, failed_run=None, exempt_from_misfire=True, is_stored=is_stored
-        )
-
-    def for_failed_run(self, failed: TaskRow, *, is_stored: bool = False) -> Submission:
-        """Return this submission as the retry of a failed run."""
-        return replace(
-            self, failed_run=failed, dead_run=None, exempt_from_misfire=True, is_stored=is_stored
-        )
-
     @property
     def kind(self) -> RunKind:
         """Why the run is due."""
@@ -243,23 +226,14 @@ class Submission:
             return self.dead_run.claim_id
         return self.request_id if self.failed_run is None else self.failed_run.claim_id
 
-    def anew(self, scheduler_pass: SchedulerPass) -> Submission:
-        """Return this submission with new claims.
-
-        :param scheduler_pass: a new pass for this submission alone; see ``SchedulerPasses.alone``
-        """
-        claim_ids = new_claim_ids(self.run_times)
-        return replace(self, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
+    def anew(self, submitted_at: float) -> Submission:
+        """Return this submission with new claims."""
+        return replace(self, submitted_at=submitted_at, claim_ids=new_claim_ids(self.run_times))
 
     @cached_property
     def awaited(self) -> bool:
         """Whether the job's function is a coroutine function, for an event loop to await."""
         return bool(iscoroutinefunction_partial(self.job.func))
-
-    @property
-    def submitted_at(self) -> float:
-        """When the pass of the scheduler began in which this was submitted; monotonic clock."""
-        return self.scheduler_pass.began_at if self.scheduler_pass else 0.0
 
     @property
     def is_last(self) -> bool:

@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from math import inf
-from typing import Protocol
 from uuid import UUID
 
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
@@ -22,7 +22,6 @@ from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
-    ClaimRequest,
     ClosedDeadRun,
     GiveUp,
     PruneOneOffs,
@@ -30,6 +29,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
+from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
@@ -42,38 +42,6 @@ from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 
 logger = logger_of(__name__)
-
-
-class WatchedJobs(Protocol):
-    """The scheduler's jobs on one executor, as a look needs them."""
-
-    def list_tasks(self) -> Iterable[tuple[str, JobKey, float | None]]:
-        """Yield the task, key and lease of each job. Reads the job stores."""
-
-    def submission_for(self, key: JobKey, dead: TaskRow) -> Submission | None:
-        """Return the takeover of a dead run; ``None`` if the job cannot take the run over."""
-
-    def retry_of(self, key: JobKey, failed: TaskRow) -> Submission | None:
-        """Return the retry of a failed run; ``None`` if the job cannot run it again."""
-
-    def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
-        """Return a manual run of a job; ``None`` if the job is gone or cannot run here."""
-
-    def standby_for(
-        self, key: JobKey, state: TaskRow, due_at: datetime, late_by: float
-    ) -> Submission | None:
-        """Return a standby run of a job; ``None`` if the job may not stand in."""
-
-    def unasked(
-        self, key: JobKey, task_name: str, due_at: datetime, until: datetime
-    ) -> tuple[ClaimRequest, Sequence[datetime], int] | None:
-        """Return the run times that nobody has asked for since a task's due time."""
-
-    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
-        """Submit a run in the thread in which the scheduler submits jobs.
-
-        :param not_now: called if the run could not be submitted
-        """
 
 
 class Watch:
@@ -115,7 +83,7 @@ class Watch:
         self,
         locks: LockClient,
         known: KnownTasks,
-        jobs: WatchedJobs,
+        jobs: ExecutorJobs,
         deferred: DeferredRuns,
         registrar: Registrar,
         scheduler_state: Callable[[], int],
@@ -165,11 +133,6 @@ class Watch:
         first = random.uniform(0, min(60.0, self._prune_interval))  # noqa: S311  # no secret
         self._prune_at = time.monotonic() + first
         self.looks.start()
-
-    @property
-    def closed(self) -> bool:
-        """Whether looks do nothing any more, because they were closed or the scheduler stopped."""
-        return self.looks.closed
 
     def _look_safely(self) -> Statements[None]:
         try:
@@ -241,7 +204,7 @@ class Watch:
         self.overdue = tuple(state.task_name for state in states if state.overdue)
         self._logged.intersection_update(self.overdue)
         for state in states:
-            if self.closed or number != self.looks.number:
+            if self.looks.closed or number != self.looks.number:
                 return
             yield from self._do_what_is_called_for(state)
         if is_first:  # after all other work, because this calls the triggers of many jobs
@@ -316,7 +279,7 @@ class Watch:
         # Computed before the lock is taken, because `is_last` calls the trigger, which may be the
         # application's own code.
         is_last = submission.is_last
-        if self.closed:
+        if self.looks.closed:
             return
         if is_last:
             with self._changed:
@@ -385,7 +348,10 @@ class Watch:
             return False
         key, submission = found
         if not state.is_run_again(failover=submission.failover):
-            yield from self._end_stored(state, key, submission)
+            # The row still says that the run has failover, so that the job's next run would have to
+            # wait until the dead run's maximum lock ends.
+            if submission.is_stored:
+                yield from self._give_up(state, key, "failover is off for its job by now")
             return False
         assert submission.options is not None
         reason = state.reason_to_give_up(submission.options.max_takeovers)
@@ -398,15 +364,6 @@ class Watch:
                 self._submit(submission, state.claim_id)
         return True
 
-    def _end_stored(self, state: TaskRow, key: JobKey, submission: Submission) -> Statements[None]:
-        """Give up a stored job's dead run if the job has no failover any more.
-
-        The task's row still says that the run has failover. So the job's next run would have to
-        wait until the dead run's maximum lock ends.
-        """
-        if submission.is_stored:
-            yield from self._give_up(state, key, "failover is off for its job by now")
-
     def _give_up(self, state: TaskRow, key: JobKey, reason: str) -> Statements[None]:
         closed: ClosedDeadRun | None = yield self._locks.carrying_out(
             GiveUp(state.task_name, state.claim_id)
@@ -418,7 +375,7 @@ class Watch:
         """Return a job that can take over a dead run, and the takeover; ``None`` if no job can."""
         last = self._last_of(state)
         if last is not None:
-            return last.key, last.for_dead_run(state)
+            return last.key, replace(last, dead_run=state)
         for key in self._keys_of(state):
             found = self._jobs.submission_for(key, state)
             if found is not None:
@@ -463,7 +420,7 @@ class Watch:
 
     def _retry(self, state: TaskRow) -> None:
         """Submit the retry of a failed run, if its time has come."""
-        if state.retry_at is not None and not self.closed:
+        if state.retry_at is not None and not self.looks.closed:
             self._submit_once(state.claim_id, self._retries_of(state))
 
     def _retries_of(self, state: TaskRow) -> Iterator[Submission]:
@@ -476,7 +433,7 @@ class Watch:
             return
         if last.may_retry_after(state.attempt):
             for _ in self._known.asking([last.key]):
-                yield last.for_failed_run(state)
+                yield replace(last, failed_run=state)
 
     def expect_manual(self, task_name: str) -> None:
         """Let a look follow the next end of a run of this task here, for a manual run.
@@ -494,7 +451,7 @@ class Watch:
         :param keys: the jobs that may be run; by default those of the row's task
         """
         request_id = state.request_id
-        if request_id is not None and (state.finished or state.dead) and not self.closed:
+        if request_id is not None and (state.finished or state.dead) and not self.looks.closed:
             keys = self._keys_of(state) if keys is None else keys
             self._submit_once(request_id, self._manual_runs_of(state, request_id, keys))
 

@@ -50,7 +50,6 @@ from tests.support.waist import (
     PlainFuture,
     Refusal,
     Release,
-    SchedulerPasses,
     Submission,
     TaskRow,
     intercept_reports,
@@ -256,7 +255,6 @@ class JobsReplica(Replica):
         self.asked = 0  # number of statements
         self._missed_at = -inf  # when a missed run was given last
         self._jobs_story: Any = story
-        self._passes = SchedulerPasses()
         self._deferred_runs = DeferredRuns()
         self._releasing = 0
         self._jobs: dict[str, SchedulersJob] = {}
@@ -268,7 +266,7 @@ class JobsReplica(Replica):
         inner.start(scheduler, "default")
         self.leadership = self._make_leadership()
         self.runs = runs = SimulatedRuns(self, inner, self._parts(), self._client.thread)
-        intercept_reports(inner, runs.events_of, runs.failed, runs.ended)
+        intercept_reports(inner, runs)
         self._notifier = Notifier(self._note_event, BlockedTasks(), lambda _code: True, _nothing)
 
     def _make_leadership(self) -> Leadership | None:
@@ -336,7 +334,7 @@ class JobsReplica(Replica):
             runs=f"job of {job.name}",
             one_off=job.one_off,
             claim_ids=new_claim_ids(run_times),
-            scheduler_pass=self._passes.alone(),
+            submitted_at=self.world.now,
             **more,
         )
 
@@ -544,7 +542,7 @@ class JobsReplica(Replica):
             if state.reason_to_give_up(MOST_TAKEOVERS) is not None:
                 self._give_up(state)
             elif not self._is_under_way(state.claim_id):
-                self._submit(self._again(task, state).for_dead_run(state))
+                self._submit(replace(self._again(task, state), dead_run=state))
             return
         last = LastRun(state.token, state.finished, is_dead, state.deaths, self.looked_from, state)
         for job in self._deferred_runs.jobs_of(task.name):
@@ -552,8 +550,7 @@ class JobsReplica(Replica):
 
     def _ask_for_manual_run(self, job: Job, request_id: UUID) -> None:
         window = max(each for each in job.windows if each <= self.world.now - BEGIN)
-        manual = {"request_id": request_id, "exempt_from_misfire": True}
-        self._submit(self._submission(job, [window], **manual))
+        self._submit(self._submission(job, [window], request_id=request_id))
 
     def _again(self, job: Job, state: TaskRow) -> Submission:
         """Return a submission of the window of a row."""

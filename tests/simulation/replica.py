@@ -715,16 +715,12 @@ class SimulatedExecutor(TaskLockExecutor):
         assert made is not None
         self._inner.start(scheduler, alias)
         wrap(self, self._inner)
-        intercept_reports(self._inner, made.events_of, made.failed, made.ended)
+        intercept_reports(self._inner, made)
         self._add_listeners(scheduler)
 
     def shutdown(self, wait: bool = True) -> None:
         """Claim nothing more. Functions go on to their ends; coroutines are cut."""
-        self._resign()
-        self.locks.stop_claiming()
-        self._watch.looks.close()
-        if self._runs is not None:
-            self._runs.stop(0.0, closes=True)
+        self._stop_claiming(0.0, closes=True)
         self.client.ask(self.client.carrying_out(Stop()))
         self._inner.shutdown(wait)
         for run in list(self._runs.coroutines) if isinstance(self._runs, ExecutorRuns) else ():
@@ -740,7 +736,7 @@ class SimulatedExecutor(TaskLockExecutor):
     @property
     def looks(self) -> bool:
         """Whether the executor still looks at the rows of its tasks."""
-        return not (self._process.is_dead or self._watch.closed)
+        return not (self._process.is_dead or self._watch.looks.closed)
 
     @property
     def is_watching(self) -> bool:

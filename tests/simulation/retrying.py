@@ -201,7 +201,7 @@ class RetryReplica(JobsReplica):
         is_left = task.options_on(self.process).delay_after(state.attempt) is not None
         is_new = not self._is_under_way(state.claim_id)
         if state.retry_at is not None and self.stopped_at == inf and is_left and is_new:
-            self._submit(self._again(task, state).for_failed_run(state))
+            self._submit(replace(self._again(task, state), failed_run=state))
 
 
 class LeaderRetryReplica(RetryReplica, LeaderReplica):

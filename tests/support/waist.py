@@ -112,7 +112,6 @@ from apscheduler_tasklock._runs.executor_run import ExecutorRun
 from apscheduler_tasklock._runs.executor_runs import ExecutorParts, ExecutorRuns
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
-from apscheduler_tasklock._runs.misfires import SchedulerPasses
 from apscheduler_tasklock._runs.queue import RunQueue, ToDo
 from apscheduler_tasklock._runs.registration import send_registrations
 from apscheduler_tasklock._runs.reports import Notifier
@@ -218,7 +217,6 @@ __all__ = [
     "RunOutcome",
     "ScheduleNote",
     "ScheduleNotes",
-    "SchedulerPasses",
     "Sent",
     "ShortenHistory",
     "SignOfLife",
