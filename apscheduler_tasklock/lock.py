@@ -67,10 +67,7 @@ class HeldLock:
         self.lease = lease
         self.was_due_at = was_due_at
         self.attempt = attempt
-        self._locked_until = locked_until
-        self._run_until = run_until
-        self._ends_at = ends_at
-        self._lease_ends_at = ends_at - (run_until - locked_until).total_seconds()
+        self.note_renewal(locked_until, run_until, ends_at)
         self._extender = extender
         self._ended = False
         self._pid = os.getpid()

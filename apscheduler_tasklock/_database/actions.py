@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Any, TypeVar
 
-from apscheduler_tasklock._database.awaited_request import AwaitedRequest
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.sqlstates import is_rolled_back
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 Answer = TypeVar("Answer")
 
 
-class ActionRequest(AwaitedRequest[Answer, Answer]):
+class ActionRequest(AwaitedCall[Answer]):
     """The request of an operator's action, which always has statements of its own.
 
     The action is sent once. If it is not known whether it was done, it is sent again for some time,
@@ -24,12 +22,6 @@ class ActionRequest(AwaitedRequest[Answer, Answer]):
         have been done before.
     :param times: as in :class:`Request`
     """
-
-    def __init__(
-        self, function: Callable[[Any, bool], Answer], deadline: Deadline, **times: float
-    ) -> None:
-        super().__init__(deadline, **times)
-        self._function = function
 
     def send(self, cursor: Any) -> Answer:
         """Call the function."""

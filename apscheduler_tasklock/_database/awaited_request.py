@@ -70,7 +70,7 @@ class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
         try:
             result = self.conclude(outcome)
         except BaseException as error:  # noqa: BLE001  # the waiter gets any error
-            self._set_error(error)
+            self.abandon(error)
             return
         try:
             self.future.set_result(result)
@@ -87,15 +87,12 @@ class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
         assert outcome.error is not None
         is_rejected = not isinstance(outcome.error, TaskLockDatabaseError)
         if is_rejected or self.not_before > self.came + self._patience:
-            self._set_error(outcome.error)
+            self.abandon(outcome.error)
 
-    def _set_error(self, error: BaseException) -> None:
+    def abandon(self, error: BaseException) -> None:
+        """Give the waiter an error, also one that :meth:`finish` or :meth:`fail` has raised."""
         with suppress(InvalidStateError):  # withdrawn, or an earlier error was set
             self.future.set_exception(error)
-
-    def abandon(self, error: Exception) -> None:
-        """Give the waiter the error that :meth:`finish` or :meth:`fail` has raised."""
-        self._set_error(error)
 
     def withdraw(self) -> None:
         """Withdraw the request. Its result is discarded, also if it has come already."""

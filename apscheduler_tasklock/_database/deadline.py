@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._shutdown import ATTEMPT_LIMIT, CANCEL_LIMIT, Closing
@@ -115,10 +116,11 @@ class Deadline:
         :param ended: called when the call has ended, in the thread that has made it
         :raises TaskLockDatabaseError: no connection came in time
         """
-        call = AbandonableCall(function, discard)
-        call.when_over(ended)
-        wait = wait or call.wait
-        thread = threading.Thread(target=call.run, name="tasklock-connect", daemon=True)
+        future: PlainFuture[Result] = PlainFuture()
+        future.add_done_callback(lambda _future: ended())
+        wait = wait or future.wait
+        target = partial(_call, function, discard, future)
+        thread = threading.Thread(target=target, name="tasklock-connect", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no thread can be started: threads are limited, or Python ends
@@ -128,70 +130,36 @@ class Deadline:
         try:
             while (left := min(self.seconds_left, abandoned_at - time.monotonic())) > 0:
                 wait(min(left, WAKE_INTERVAL))
-                if call.is_over:
+                if future.done():
                     break
         except BaseException:
-            if not call.abandon():
-                call.discard()
+            if not future.cancel() and future.exception() is None:
+                discard(future.result())
             raise
-        if call.abandon():
+        if future.cancel():
             if self.seconds_left > 0:
                 raise TaskLockDatabaseError(f"no connection came within {within:.1f} sec")
-            raise _out_of_time()
-        return call.result()
-
-
-class AbandonableCall(Generic[Result]):
-    """A call that one thread makes, and that the thread waiting for it may abandon."""
-
-    def __init__(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> None:
-        self._function = function
-        self._discard = discard
-        self._future: PlainFuture[Result] = PlainFuture()
-
-    def run(self) -> None:
-        """Call the function, and discard its result if the call was abandoned meanwhile."""
+            raise TaskLockDatabaseError("the database did not answer in time")
         try:
-            result = self._function()
-        except BaseException as error:  # noqa: BLE001  # the waiter gets any error
-            with suppress(InvalidStateError):
-                self._future.set_exception(error)
-            return
-        try:
-            self._future.set_result(result)
-        except InvalidStateError:
-            self._discard(result)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the function has ended."""
-        return self._future.done()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the function's end, for so many seconds at most."""
-        self._future.wait(seconds)
-
-    def when_over(self, function: Callable[[], object]) -> None:
-        """Call a function when the call has ended, in the thread that has made it."""
-        self._future.add_done_callback(lambda _future: function())
-
-    def abandon(self) -> bool:
-        """Abandon the call, unless it has ended; return whether it is abandoned."""
-        return self._future.cancel()
-
-    def discard(self) -> None:
-        """Discard the result of an ended call, unless the function raised."""
-        if self._future.exception() is None:
-            self._discard(self._future.result())
-
-    def result(self) -> Result:
-        """Return what the function returned, or raise what it raised."""
-        try:
-            return self._future.result()
+            return future.result()
         finally:
             # The error's traceback refers to this frame, so the frame must not refer to the error.
-            del self
+            del future, wait, target
 
 
-def _out_of_time() -> TaskLockDatabaseError:
-    return TaskLockDatabaseError("the database did not answer in time")
+def _call(
+    function: Callable[[], Result],
+    discard: Callable[[Result], Any],
+    future: PlainFuture[Result],
+) -> None:
+    """Call a function, and discard its result if the call was abandoned meanwhile."""
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001  # the waiter gets any error
+        with suppress(InvalidStateError):
+            future.set_exception(error)
+        return
+    try:
+        future.set_result(result)
+    except InvalidStateError:
+        discard(result)

@@ -84,9 +84,7 @@ class Listening:
         """
         if self._session.listens or self._is_asked or not self.is_wanted:
             return None
-        asked = _ListenRequest(
-            self, self._session, self._channel, self._closing, self._timings, now
-        )
+        asked = _ListenRequest(self, now)
         if self._has_begun:
             asked.not_before = now + jittered(self._timings.listen_again)
         self._has_begun = self._is_asked = True
@@ -111,38 +109,20 @@ class Listening:
                 "found by polling, not at once"
             )
 
-    def note_rejection(self, error: Exception) -> None:
-        """Note that the database rejects the attempt to listen. The attempt is made again."""
-        self._rejections.begin(NOTIFICATIONS, error)
-
 
 class _ListenRequest(Request[bool]):
-    """The request that begins to listen. It is sent again until it has succeeded.
+    """The request that begins to listen. It is sent again until it has succeeded."""
 
-    :param session: the session whose connection listens
-    :param channel: the channel
-    """
-
-    def __init__(
-        self,
-        listening: Listening,
-        session: Session,
-        channel: str,
-        closing: Closing,
-        timings: Timings,
-        now: float,
-    ) -> None:
-        super().__init__(Deadline(closing), came=now, tried_until=inf)
+    def __init__(self, listening: Listening, now: float) -> None:
+        super().__init__(Deadline(listening._closing), came=now, tried_until=inf)
         self._listening = listening
-        self._session = session
-        self._channel = channel
-        again = timings.listen_again
+        again = listening._timings.listen_again
         self.rejected_backoff = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]
 
     def send(self, cursor: Any) -> bool:
         """Listen, and return ``True``; ``False`` if the connection cannot listen."""
         try:
-            return self._session.listen(cursor, self._channel)
+            return self._listening._session.listen(cursor, self._listening._channel)
         except psycopg.Error as error:
             if as_unavailable(error) is not None:
                 raise
@@ -160,7 +140,7 @@ class _ListenRequest(Request[bool]):
         """Note the error if it is a rejection. An outage was noted by the replica's thread."""
         error = outcome.error
         if error is not None and not isinstance(error, TaskLockDatabaseError):
-            self._listening.note_rejection(error)
+            self._listening._rejections.begin(NOTIFICATIONS, error)
 
     def finish(self, outcome: Outcome[bool]) -> None:
         """Note how the attempt to listen has ended."""

@@ -175,10 +175,6 @@ class Rejections:
         rejection = self._rejected.get(what)
         return rejection is not None and self._clock() < rejection.retry_at
 
-    def suspect(self) -> None:
-        """Let the next look at the tasks' rows check the rights."""
-        self.suspected = True
-
     def reported(self) -> tuple[str, ...]:
         """Return the rejections for operators, each as ``"history: <why, and what to do>"``."""
         if not self.any:

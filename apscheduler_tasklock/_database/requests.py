@@ -133,9 +133,7 @@ class Call(Request[Answer]):
     :param times: as in :class:`Request`
     """
 
-    def __init__(
-        self, function: Callable[[Any], Answer], deadline: Deadline, **times: float
-    ) -> None:
+    def __init__(self, function: Callable[..., Answer], deadline: Deadline, **times: float) -> None:
         super().__init__(deadline, **times)
         self._function = function
 

@@ -14,7 +14,6 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
     connector,
-    host_count,
     set_up,
 )
 from apscheduler_tasklock._database.deadline import Deadline
@@ -352,30 +351,6 @@ class NoCursor:
         )
 
 
-def make_session(
-    database: str | URL | Engine,
-    *,
-    attempt: float,
-    application_name: str,
-    closing: Closing | None,
-    ended: Ended,
-    lock_query: bytes | None = None,
-    probe: bytes = PROBE,
-) -> Session:
-    """Return a session whose connection is opened from a URL, or by an application's engine.
-
-    :param attempt: limits the wait for each answer, in seconds
-    :param application_name: shown by ``pg_stat_activity``, unless an engine is given
-    :param closing: once claiming is stopped, connecting has a short limit
-    :param ended: as in :class:`Session`
-    :param lock_query: as in :class:`Session`
-    :param probe: as in :class:`Session`
-    :raises TaskLockOptionError: the task lock cannot use this database
-    """
-    connect = opener(database, attempt=attempt, application_name=application_name, closing=closing)
-    return Session(connect, attempt, ended, lock_query, host_count(as_url(database)), probe)
-
-
 def opener(
     database: str | URL | Engine,
     *,
@@ -385,8 +360,9 @@ def opener(
 ) -> Callable[[int], Wire]:
     """Return a function that opens a connection from a URL, or as an application's engine does.
 
-    The parameters are those of :func:`make_session`.
-
+    :param attempt: limits the wait for each answer, in seconds
+    :param application_name: shown by ``pg_stat_activity``, unless an engine is given
+    :param closing: once claiming is stopped, connecting has a short limit
     :raises TaskLockOptionError: the task lock cannot use this database
     """
     if isinstance(database, Engine):

@@ -141,7 +141,7 @@ class ReplicaThread:
         outage: Outage,
         explain: Callable[[psycopg.Error], TaskLockError],
         closing: Closing,
-        renewing: Renewing | None = None,
+        renewing: Renewing,
         timings: Timings | None = None,
     ) -> None:
         self._session = session
@@ -149,7 +149,7 @@ class ReplicaThread:
         self._outage = outage
         self._explain = explain
         self._closing = closing
-        self._renewing: Renewing = renewing or _Nothing()
+        self._renewing = renewing
         self._outbox = Outbox(jittered)
         self._inbox: Inbox[_Message] = Inbox()
         # What is stepped: each has a message, or is due at some time.
@@ -311,7 +311,6 @@ class ReplicaThread:
         channel: str,
         heard: Callable[[], object],
         rejections: Rejections,
-        timings: Timings,
     ) -> None:
         """Listen on a channel from now on, if the connection can listen.
 
@@ -320,11 +319,10 @@ class ReplicaThread:
         :param heard: called in the thread when a notification came, or may have been missed; must
             not wait
         :param rejections: notes a rejected LISTEN
-        :param timings: has the pause after which a broken connection is opened again
         """
         self.call(
             lambda: self._begin_to_listen(
-                Listening(self._session, channel, heard, self._closing, rejections, timings)
+                Listening(self._session, channel, heard, self._closing, rejections, self._timings)
             )
         )
 
@@ -763,15 +761,6 @@ class ReplicaThread:
             _report_safely(request, request.finish, _own(outcome) if shared else outcome)
             reported.append(request)
         wake_loops(reported)
-
-
-class _Nothing:
-    """Stands in for the renewals of a thread that renews nothing."""
-
-    due_at = urgent_at = inf
-
-    def request(self, _now: float) -> None:
-        return None
 
 
 _PAUSE = threading.Event()  # never set

@@ -62,7 +62,7 @@ def monotonic_now() -> datetime:
 class _Grant:
     """A granted claim that is not released."""
 
-    task_name: str
+    token: int
     window_start: datetime
     window_until: datetime
     locked_until: datetime
@@ -75,7 +75,7 @@ class Unlocked:
     def __init__(self) -> None:
         self._replace_in_child()
         self._tokens = count(1)
-        self._grants: dict[UUID, tuple[_Grant, int]] = {}
+        self._grants: dict[UUID, _Grant] = {}
         replace_in_each_child(self)
 
     def _replace_in_child(self) -> None:
@@ -86,34 +86,31 @@ class Unlocked:
         """Return the protocol of a replica."""
         return UnlockedProtocol(self, replica_id)
 
-    def grant(self, request: ClaimRequest, lag: float) -> tuple[_Grant, int]:
-        """Grant a claim, but only once for each claim id; return the grant with its token."""
+    def grant(self, request: ClaimRequest, lag: float) -> _Grant:
+        """Grant a claim, but only once for each claim id; return the grant."""
         now = monotonic_now()
         start = request.exact_time or now - timedelta(seconds=lag)
         lease = request.max_lock if request.lease is None else request.lease
         with self.lock:
             if request.claim_id not in self._grants:
-                grant = _Grant(
-                    request.task_name,
+                self._grants[request.claim_id] = _Grant(
+                    next(self._tokens),
                     start,
                     later(start, request.min_lock),
                     later(now, min(request.max_lock, lease)),
                     later(now, request.max_lock),
                 )
-                self._grants[request.claim_id] = grant, next(self._tokens)
             return self._grants[request.claim_id]
 
     def find(self, claim_id: UUID) -> _Grant | None:
         """Return the grant of a claim; ``None`` if there is none, or it is released."""
         with self.lock:
-            found = self._grants.get(claim_id)
-        return None if found is None else found[0]
+            return self._grants.get(claim_id)
 
     def end(self, claim_id: UUID) -> _Grant | None:
         """Remove the grant of a claim, and return it."""
         with self.lock:
-            found = self._grants.pop(claim_id, None)
-        return None if found is None else found[0]
+            return self._grants.pop(claim_id, None)
 
 
 class UnlockedProtocol:
@@ -131,7 +128,7 @@ class UnlockedProtocol:
 
     def _claim(self, message: Claim) -> ClaimAnswer:
         request = message.request
-        grant, token = self._unlocked.grant(request, message.times.lag)
+        grant = self._unlocked.grant(request, message.times.lag)
         return ClaimAnswer(
             granted=True,
             running=True,
@@ -142,7 +139,7 @@ class UnlockedProtocol:
             came_first=False,
             window_start=grant.window_start,
             holder=self._replica_id,
-            token=token,
+            token=grant.token,
             locked_until=grant.locked_until,
             run_until=grant.run_until,
             database_time=monotonic_now(),

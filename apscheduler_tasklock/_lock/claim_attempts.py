@@ -161,7 +161,7 @@ class Attempt(Generic[Wanted]):
         closed. Must not wait.
     """
 
-    kind: type[Attempt[Any]] | str
+    kind: type[Any] | str
     # Sends several claims of this kind; returns a decision or an error for each.
     send_together: ClassVar[Callable[..., list[TimedAnswer | TaskLockError]]]
     # Whether the claim needs a statement of its own now.
@@ -174,6 +174,7 @@ class Attempt(Generic[Wanted]):
         self.wanted_at: float | None = None
         self.report_closed: Callable[[ClosedDeadRun], object] = lambda _closed: None
         self.sender = self._context = context
+        self.kind = type(self)
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether the claim may have been granted although its statement failed."""
@@ -208,7 +209,6 @@ class ClaimAttempt(Attempt[ClaimRequest]):
 
     def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
-        self.kind = ClaimAttempt
         run_time = request.run_time
         # By the replica's own clock, as run times are.
         self._due = time.time() if run_time is None else run_time.timestamp()
@@ -416,10 +416,6 @@ class StoredClaimAttempt(Attempt[ClaimRequest]):
     under its id, because the job has moved on, so that no other claim would run this run time. If
     no answer is in time, the run time is handed over.
     """
-
-    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
-        super().__init__(request, context)
-        self.kind = StoredClaimAttempt
 
     @classmethod
     def send_together(

@@ -25,7 +25,7 @@ from apscheduler_tasklock._database.rejections import (
     CLAIMS,
     RUN_HISTORY,
 )
-from apscheduler_tasklock._database.requests import Outcome
+from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock._database.sequences import (
     SequenceRequest,
     Statement,
@@ -277,7 +277,7 @@ class LockClient:
         try:
             found = yield find
         except TaskLockError:
-            rejections.suspect()
+            rejections.suspected = True
             raise
         for what, problem in found.items():
             if problem is None:
@@ -333,7 +333,7 @@ class LockClient:
             not wait
         """
         self._listens = True
-        self._database.listen(self.jobs.channel, heard, self.rejections, self._timings)
+        self._database.listen(self.jobs.channel, heard, self.rejections)
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
         """Return an attempt at a claim, for :meth:`claim` and the other methods that send attempts.
@@ -395,11 +395,11 @@ class LockClient:
             if not isinstance(claimed, HeldLock):
                 # Release a claim in doubt, because an earlier try of the claim may still be on its
                 # way, and be granted when nobody waits for the claim any more.
-                self._end_in_doubt(attempt)
+                self.withdraw(attempt)
             return claimed
         if isinstance(error, TaskLockSchemaError):
-            self.rejections.suspect()
-        self._end_in_doubt(attempt)
+            self.rejections.suspected = True
+        self.withdraw(attempt)
         if isinstance(error, TaskLockDatabaseError):
             raise type(error)(self._timed_out(begun, str(error))) from error.__cause__
         raise error
@@ -461,10 +461,6 @@ class LockClient:
         except TaskLockError as failed:
             return failed
 
-    def withdraw(self, attempt: AnyAttempt) -> None:
-        """Withdraw a claim. If it is in doubt, it is released in the background."""
-        self._end_in_doubt(attempt)
-
     def _hand_over(self, request: AnyRequest, claimed: HeldLock | Refusal | None) -> None:
         """Release a granted claim that nobody waits for, so that another replica can claim."""
         if isinstance(claimed, HeldLock):
@@ -479,8 +475,8 @@ class LockClient:
             f"{time.monotonic() - since:.1f} sec: {reason}"
         )
 
-    def _end_in_doubt(self, attempt: AnyAttempt) -> None:
-        """Release a claim in doubt, in the background."""
+    def withdraw(self, attempt: AnyAttempt) -> None:
+        """Withdraw a claim. If it is in doubt, it is released in the background."""
         request = attempt.request
         if not attempt.in_doubt:
             return
@@ -644,7 +640,7 @@ class LockClient:
         deadline = Deadline(None, time.monotonic() + self._attempt)
         resign = self.carrying_out(Resign(row, leader_id))
         times = self._times(turn_within=self._attempt)
-        self._database.submit(SequenceRequest(resign, deadline, _ignore, **times))
+        self._database.submit(Call(resign, deadline, **times))
 
     def begin_move_on(self, move: JobMove) -> AwaitedCall[set[str]]:
         """Begin to move a stored job on, because its run time was missed. Does not wait."""
@@ -938,16 +934,6 @@ def client_or_stand_in(client: LockClient) -> LockClient:
     return active.client(settings, lambda: LockClient(replace(settings, stand_in=active.stand_in)))
 
 
-def _ignore(_outcome: Outcome[Any]) -> None:
-    pass
-
-
-def is_made_for_now(client: LockClient) -> bool:
-    """Return whether a client uses the stand-in that is set, or the database if none is set."""
-    active = active_stand_in()
-    return client.settings.stand_in is (None if active is None else active.stand_in)
-
-
 def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
     """Return the client with which an executor or job store starts: the given or a new client.
 
@@ -959,9 +945,9 @@ def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
     :raises TaskLockOptionError: another executor or job store of the scheduler connects to the same
         database in another way
     """
-    is_usable = not client.closed and is_made_for_now(client)
     active = active_stand_in()
     stand_in = None if active is None else active.stand_in
+    is_usable = not client.closed and client.settings.stand_in is stand_in
     settings = replace(client.settings, stand_in=stand_in)
     if stand_in is not None or scheduler is None:
         return client if is_usable else LockClient(settings)

@@ -816,7 +816,7 @@ def _add(jobs: str) -> str:
     """
 
 
-def _action(lock: str, history: History | None) -> str:
+def _action(lock: str, history: History) -> str:
     """Return the part of a WITH clause that notes what an operator does to the jobs of ``done``.
 
     The task of a job that is paused or removed is not due any more, also if no replica is there to
@@ -825,11 +825,7 @@ def _action(lock: str, history: History | None) -> str:
 
     A task without a row gets no entry. A task whose row another session has locked gets none,
     either, so that nothing keeps an operator from pausing a job.
-
-    :param history: the run history; ``None``: there is none, and no part
     """
-    if history is None:
-        return ""
     entry = history.action(
         "", "acted AS run", outcome="%(outcome)s::text", reason="%(reason)s::text"
     )

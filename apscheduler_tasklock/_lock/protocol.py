@@ -171,7 +171,6 @@ class TaskLockStatements:
         )
         self._correct_history = recording(statements.correct_history, Releases)
         self._give_up = recording(statements.give_up, GiveUp)
-        self._lead = Statement(statements.lead(name), None, Lead)
         self._renew = Statement(statements.renew(name), LockEnds)
         self._read = Statement(statements.read_tasks(name), None, ReadTasks)
         self._note_misses = self._note_reschedulings = None
@@ -190,6 +189,7 @@ class TaskLockStatements:
             for message, template, answers in (
                 (EndLease, statements.end_lease(name), ReleaseAnswer),
                 (Extend, statements.extend(name), LockEnds),
+                (Lead, statements.lead(name), None),
                 (Stop, statements.stop_replica(replicas), None),
                 (Retire, statements.retire(name, replicas), None),
                 (RemoveReplicas, statements.remove_replicas(replicas), None),
@@ -301,9 +301,6 @@ class TaskLockStatements:
     def _give_up_one(self, cursor: Any, message: GiveUp) -> ClosedDeadRun | None:
         row = self._execute(cursor, self._give_up, message.parameters).fetchone()
         return None if row is None else ClosedDeadRun(**row[0])
-
-    def _lead_one(self, cursor: Any, message: Lead) -> int:
-        return len(self._execute(cursor, self._lead, message.parameters).fetchall())
 
     def _renew_all(self, cursor: Any, message: Renewals) -> dict[UUID, LockEnds]:
         self._execute(cursor, self._renew, many(rows_of(message.requests)))
@@ -483,7 +480,6 @@ _HOW: dict[type[Message[Any]], Callable[[TaskLockStatements, Any, Any], Any]] = 
     ReleaseRequest: TaskLockStatements._release_one,
     Releases: TaskLockStatements._release_together,
     GiveUp: TaskLockStatements._give_up_one,
-    Lead: TaskLockStatements._lead_one,
     Renewals: TaskLockStatements._renew_all,
     ReadTasks: TaskLockStatements._read_states,
     Registrations: TaskLockStatements._register_all,

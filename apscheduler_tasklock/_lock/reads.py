@@ -1098,6 +1098,7 @@ class Reads:
         cursor: Any,
         task: str | None = None,
         *,
+        also: Sequence[str] = (),
         like: Sequence[str] | None = None,
         outcomes: Collection[str] | None = None,
         kind: str | None = None,
@@ -1111,6 +1112,7 @@ class Reads:
     ) -> list[Run]:
         """Return finished runs and what operators did.
 
+        :param also: with a task, further names under which its entries are
         :param order: one of ``status.RUN_ORDERS``
         """
         cursor.row_factory = dict_row
@@ -1125,7 +1127,7 @@ class Reads:
             "offset": offset,
         }
         if task is not None:
-            rows = self._all(cursor, self._runs_of_task[order], names=[task], **wanted)
+            rows = self._all(cursor, self._runs_of_task[order], names=[task, *also], **wanted)
         else:
             rows = self._all(cursor, self._matching_runs[order], like=_list(like), **wanted)
         return [_run_of(row) for row in rows]
@@ -1209,16 +1211,7 @@ class Reads:
         found = self.tasks(cursor, [escaped(task)], 1)
         if not found:
             raise TaskLockNotFoundError([task])
-        wanted = dict.fromkeys(("outcomes", "kind", "replica", "error", "since", "until"))
-        rows = self._all(
-            cursor,
-            self._runs_of_task["newest"],
-            names=[task, *names_of_all(task)],
-            limit=MOST_ENTRIES,
-            offset=0,
-            **wanted,
-        )
-        entries = [_run_of(row) for row in rows]
+        entries = self.runs(cursor, task, also=names_of_all(task), limit=MOST_ENTRIES)
         # After the entries, because further ones may be overwritten between the two reads.
         kept = self._all(cursor, self._runs_kept_since, task=task)
         kept_since = kept[0]["kept_since"] if kept else None

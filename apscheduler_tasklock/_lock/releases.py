@@ -174,6 +174,6 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
                 self.task_name,
             )
             if isinstance(outcome.error, TaskLockSchemaError):
-                self._rejections.suspect()
+                self._rejections.suspected = True
         super().finish(outcome)
         self.arrived_late = None  # so that a run and its release do not refer to each other

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.connection import attempt_limit, host_count
 from apscheduler_tasklock._database.deadline import ReleaseLimit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
-from apscheduler_tasklock._database.session import NoSession, Session, make_session
+from apscheduler_tasklock._database.session import NoSession, Session, opener
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
@@ -114,14 +114,19 @@ class Replica:
         settings = self.settings
         if settings.stand_in is not None:
             return NoSession(self.attempt)
-        return make_session(
+        connect = opener(
             settings.database,
             attempt=self.attempt,
             application_name=f"tasklock {settings.replica_id}"[:63],
             closing=self.closing,
-            ended=self.outage.idle_connection_ended,
-            lock_query=lock_query(list(self.table.metadata.tables.values())),
-            probe=probe(self.table),
+        )
+        return Session(
+            connect,
+            self.attempt,
+            self.outage.idle_connection_ended,
+            lock_query(list(self.table.metadata.tables.values())),
+            host_count(self._url),
+            probe(self.table),
         )
 
     def protocol(self, settings: LockSettings) -> LockProtocol:

@@ -22,17 +22,7 @@ class StandIn(Protocol):
         """Return the protocol of a replica."""
 
 
-class Client(Protocol):
-    """A client that sends requests to a stand-in, and has to be closed."""
-
-    def close(self, *, blocking: bool = False) -> None:
-        """Stop claiming. A lock that is held can still be released."""
-
-    def for_child(self) -> Any:
-        """Return a client for a forked child."""
-
-
-Made = TypeVar("Made", bound=Client)
+Made = TypeVar("Made")
 
 
 class ActiveStandIn:
@@ -43,7 +33,7 @@ class ActiveStandIn:
 
     def __init__(self, stand_in: StandIn) -> None:
         self.stand_in = stand_in
-        self._clients: dict[Hashable, Client] = {}
+        self._clients: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         replace_in_each_child(self)
 
@@ -54,10 +44,9 @@ class ActiveStandIn:
         :param make: makes the stand-in's client, when its key is first asked for
         """
         with self._lock:
-            found: Any = self._clients.get(key)
-            if found is None:
-                found = self._clients[key] = make()
-            made: Made = found
+            if key not in self._clients:
+                self._clients[key] = make()
+            made: Made = self._clients[key]
             return made
 
     def _replace_in_child(self) -> None:

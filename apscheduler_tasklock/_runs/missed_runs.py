@@ -291,7 +291,7 @@ class MissedRuns:
             yield from self._send(self._changes(), ScheduleNotes)
             yield from self._send(self._ripe(), MissNotes)
         except TaskLockSchemaError:  # the next look finds which right is missing
-            self._locks.rejections.suspect()
+            self._locks.rejections.suspected = True
 
     def _changes(self) -> list[ScheduleNote]:
         with self._lock:

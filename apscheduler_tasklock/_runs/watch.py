@@ -547,7 +547,7 @@ class Watch:
         except TaskLockDatabaseError:
             raise
         except TaskLockSchemaError as error:  # the next look finds which right is missing
-            self._locks.rejections.suspect()
+            self._locks.rejections.suspected = True
             logger.debug("Task %r: could not check %s: %s", task_name, what, error)
         except Exception:
             logger.exception(

@@ -84,7 +84,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim in doubt is not ended": (
         "hold",
-        lambda: replaced((LockClient, "_end_in_doubt", _nothing)),
+        lambda: replaced((LockClient, "withdraw", _nothing)),
     ),
     "a doubt is not noted": (
         "hold",

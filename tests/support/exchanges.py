@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from threading import Event, Thread
 from typing import Any
 
 from apscheduler_tasklock import TaskLockError
 from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
-from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
+from apscheduler_tasklock._database.connection import attempt_limit, host_count, turn_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.session import Session, make_session
+from apscheduler_tasklock._database.session import Session, opener
 from apscheduler_tasklock._database.thread import Renewing, ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.internals import waiting_in
 from tests.support.polling import eventually
+from tests.support.waist import as_url
 
 NAME = "a replica's thread"
 
@@ -34,6 +36,14 @@ def timed(wanted: Wanted, deadline: Deadline, **times: float) -> AwaitedRequest[
     for name, value in times.items():
         setattr(wanted, name, value)
     return wanted
+
+
+class NothingToRenew:
+    """The renewals of a thread that renews nothing."""
+
+    due_at = urgent_at = inf
+
+    def request(self, _now: float) -> None: ...
 
 
 class Setup:
@@ -56,12 +66,11 @@ class Setup:
         self.session: Session = (
             database
             if isinstance(database, Session)
-            else make_session(
-                database,
-                attempt=attempt,
-                application_name=NAME,
-                closing=self.closing,
-                ended=self.outage.idle_connection_ended,
+            else Session(
+                opener(database, attempt=attempt, application_name=NAME, closing=self.closing),
+                attempt,
+                self.outage.idle_connection_ended,
+                hosts=host_count(as_url(database)),
             )
         )
         self.database = ReplicaThread(
@@ -69,7 +78,7 @@ class Setup:
             self.outage,
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
             self.closing,
-            renewing,
+            renewing or NothingToRenew(),
             timings,
         )
 

@@ -28,6 +28,7 @@ from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._database.wire import (
     NoAnswerError,
     Wire,
@@ -232,6 +233,7 @@ __all__ = [
     "WatchedRows",
     "WindowAfter",
     "Wire",
+    "as_url",
     "attempt",
     "believing",
     "class_row",

@@ -65,7 +65,7 @@ def listen(make_setup: Callable[..., Setup]) -> Listen:
         if is_patient:
             limit, timings = 60.0, replace(timings, longest_answer=60.0)
         heard = Heard(make_setup(database, limit, timings=timings))
-        heard.setup.database.listen(CHANNEL, heard, heard.rejections, timings)
+        heard.setup.database.listen(CHANNEL, heard, heard.rejections)
         return heard
 
     return listen
@@ -226,7 +226,7 @@ def test_after_the_close_nothing_stays_with_a_server_that_does_not_answer(
 
     proxy.to_server = swallow
     setup = make_setup(proxy.url, timeout=180.0)
-    setup.database.listen(CHANNEL, lambda: None, Rejections(), Timings())
+    setup.database.listen(CHANNEL, lambda: None, Rejections())
     assert reached.wait(60)
     setup.close()
     eventually(lambda: not proxy.connected)
