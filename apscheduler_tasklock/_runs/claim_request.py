@@ -55,7 +55,7 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
     min_lock, _ = submission.lock_times(period)
     exact = submission.run_time_is_shared(nominal)
     max_lock = _max_lock(submission, nominal, period, exact=exact)
-    since = submission.schedule_since
+    since = submission.schedule.since
     return ClaimRequest(
         submission.task_name,
         min_lock,
@@ -66,7 +66,7 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
         failover=submission.failover,
         runs=submission.runs,
         one_off=submission.one_off,
-        schedule=submission.schedule,
+        schedule=submission.schedule.text,
         schedule_for=None if since is None else nominal.timestamp() - since,
         least_gap=submission.least_gap(nominal, period),
         # A minimum lock above the period puts the next run off, because run times inside the
@@ -114,7 +114,7 @@ def _run_of_store(
         failover=submission.failover,
         runs=submission.runs,
         one_off=submission.one_off,
-        schedule=submission.schedule,
+        schedule=submission.schedule.text,
         next_in=next_in,
         is_last=following is None,
         grace=submission.grace(period),

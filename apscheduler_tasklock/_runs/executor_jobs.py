@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.standby import may_stand_in
 from apscheduler_tasklock._runs.submission import (
-    Gaps,
+    Schedule,
     Submission,
     new_claim_ids,
 )
@@ -43,23 +43,6 @@ logger = logger_of(__name__)
 
 # Limits the seconds until a registered next run time, so that PostgreSQL can store this time.
 LONGEST_WAIT = 50 * LONGEST_SECONDS
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """The schedule of a job.
-
-    :ivar trigger: the trigger
-    :ivar text: the trigger in canonical form
-    :ivar since: since when this replica has the schedule, in seconds since 1970 by the replica's
-        clock; ``None`` for a one-off job
-    :ivar gaps: the gaps between its run times
-    """
-
-    trigger: Any
-    text: str
-    since: float | None
-    gaps: Gaps = field(default_factory=Gaps)
 
 
 class ExecutorJobs:
@@ -93,7 +76,7 @@ class ExecutorJobs:
         self._logger_name = logger_name
         self.submit = submit_again
         self._clock = clock
-        self._schedules: dict[JobKey, _Schedule] = {}
+        self._schedules: dict[JobKey, Schedule] = {}
         # The trigger and the last run time of the jobs that the scheduler has submitted here.
         self._submitted: dict[JobKey, tuple[Any, datetime]] = {}
         self._has_lock: dict[JobKey, bool] = {}  # of the jobs that `counted` counts
@@ -137,7 +120,6 @@ class ExecutorJobs:
             that only a copy made by :meth:`Submission.anew` can be submitted
         """
         key, one_off = (job.id, jobstore), isinstance(job.trigger, DateTrigger)
-        schedule = self._schedule(key, job.trigger)
         previous = self._submitted.get(key)
         is_submitted = submitted_at is not None
         if is_submitted and not one_off:
@@ -153,25 +135,23 @@ class ExecutorJobs:
             logger_name=self._logger_name(),
             runs=what_runs(job),
             one_off=one_off,
-            schedule=schedule.text,
-            schedule_since=schedule.since,
-            gaps=schedule.gaps,
+            schedule=self._schedule(key, job.trigger),
             previous=previous,
             submitted_at=submitted_at or 0.0,
             claim_ids=new_claim_ids(run_times) if is_submitted else (),
         )
 
-    def _schedule(self, key: JobKey, trigger: Any) -> _Schedule:
+    def _schedule(self, key: JobKey, trigger: Any) -> Schedule:
         """Return a job's schedule, remembered because making one takes as long as a claim."""
         known = self._schedules.get(key)
         if known is not None and known.trigger is trigger:
             return known
         text = canonical_schedule(trigger)
         if isinstance(trigger, DateTrigger):  # not remembered, because there may be many such jobs
-            return _Schedule(trigger, text, None)
+            return Schedule(trigger, text, None)
         is_same = known is not None and known.text == text
         since = known.since if known is not None and is_same else self._clock()
-        self._schedules[key] = _Schedule(trigger, text, since)
+        self._schedules[key] = Schedule(trigger, text, since)
         return self._schedules[key]
 
     def forget(self, key: JobKey) -> None:
@@ -217,10 +197,7 @@ class ExecutorJobs:
 
     def lease_of(self, submission: Submission) -> float | None:
         """Return what :meth:`lease` does, of the submission of a run time."""
-        if not submission.failover or submission.options is None:
-            return None
-        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
-        return submission.options.lease_within(max_lock)
+        return submission.lease if submission.failover else None
 
     def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
         run_time = job.next_run_time or self._now()  # a paused job has no next run time
@@ -331,7 +308,7 @@ class ExecutorJobs:
         zone = self._scheduler.timezone
         submission = self.submission(job, key[1], task, [due_at.astimezone(zone)])
         now = self._now()
-        if not may_stand_in(job, submission.schedule, state, late_by, now):
+        if not may_stand_in(job, submission.schedule.text, state, late_by, now):
             return None
         # The run time is the due time by this replica's clock, because APScheduler's own run times
         # are times of this clock, too.
@@ -409,7 +386,7 @@ class ExecutorJobs:
             next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_WAIT)
         return Registration(
             task.name,
-            submission.schedule or "",
+            submission.schedule.text or "",
             next_in,
             submission.grace(period),
             least_gap,
@@ -478,7 +455,7 @@ class ExecutorJobs:
         job, task = found
         renewed = self.submission(job, submission.jobstore, task, submission.run_times)
         renewed = replace(renewed, previous=submission.previous)
-        return renewed if renewed.schedule == submission.schedule else None
+        return renewed if renewed.schedule.text == submission.schedule.text else None
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
         """Return a job as it is now, and its task.

@@ -47,14 +47,21 @@ def new_claim_ids(run_times: Sequence[datetime]) -> Sequence[UUID]:
 
 
 @dataclass(eq=False)
-class Gaps:
-    """The gap between run times of a schedule. All submissions of the schedule share this object.
+class Schedule:
+    """The schedule of a job. All submissions of the schedule share this object.
 
-    :ivar shortest: the shorter of two successive gaps, in seconds; ``None``: not known yet. Of two
-        gaps, because one of them may be a long gap over a night or a weekend.
+    :ivar trigger: the trigger
+    :ivar text: the trigger in canonical form
+    :ivar since: since when this replica has this schedule, in seconds since 1970 by the replica's
+        own clock; ``None`` for a one-off job
+    :ivar shortest_gap: the shorter of two successive gaps between run times, in seconds; ``None``:
+        not known yet. Of two gaps, because one may be a long gap over a night or a weekend.
     """
 
-    shortest: float | None = None
+    trigger: Any = None
+    text: str | None = None
+    since: float | None = None
+    shortest_gap: float | None = None
 
 
 class DueReader(Protocol):
@@ -128,10 +135,7 @@ class Submission:
     :ivar logger_name: name of the executor's logger
     :ivar runs: the function, and for a one-off job its date; see ``ClaimRequest.runs``
     :ivar one_off: whether the job has one run time only
-    :ivar schedule: the trigger in canonical form
-    :ivar schedule_since: since when this replica has this schedule, in seconds since 1970 by the
-        replica's own clock; ``None`` for a one-off job
-    :ivar gaps: the gaps of the schedule, which all of its submissions share
+    :ivar schedule: the schedule, which all of its submissions share
     :ivar failed_run: the failed run that is run again, if this is a retry
     :ivar dead_run: the dead run that is taken over, if this is a takeover
     :ivar request_id: the id of the manual run, if this is a manual run. Its run time is the time at
@@ -157,9 +161,7 @@ class Submission:
     logger_name: str
     runs: str = ""
     one_off: bool = False
-    schedule: str | None = None
-    schedule_since: float | None = None
-    gaps: Gaps = field(default_factory=Gaps)
+    schedule: Schedule = field(default_factory=Schedule)
     failed_run: TaskRow | None = None
     dead_run: TaskRow | None = None
     request_id: UUID | None = None
@@ -271,6 +273,14 @@ class Submission:
         assert self.options is not None
         return self.options.lock_times(period or self.options.period or 0, one_off=self.one_off)
 
+    @property
+    def lease(self) -> float | None:
+        """The lease of a claim of the first run time, in seconds; ``None``: it has none."""
+        if self.options is None:
+            return None
+        _, max_lock = self.lock_times(self.period(self.run_times[0]))
+        return self.options.lease_within(max_lock)
+
     def least_gap(self, nominal: datetime, period: float | None) -> float:
         """Return for how many seconds the last window of an older schedule blocks a claim.
 
@@ -284,9 +294,10 @@ class Submission:
         """
         if period is None:
             return self.lock_times(None)[0]
-        if self.gaps.shortest is None:
-            self.gaps.shortest = self._shortest_gap(nominal, period)
-        period = min(period, self.gaps.shortest)
+        shortest = self.schedule.shortest_gap
+        if shortest is None:
+            shortest = self.schedule.shortest_gap = self._shortest_gap(nominal, period)
+        period = min(period, shortest)
         min_lock, _ = self.lock_times(period)
         return min(min_lock, period - min_lock) if min_lock < period else min_lock
 

@@ -11,12 +11,16 @@ pages, and jobs that came due after the read of the pages had begun.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock._lock.job_rows import JobRow
+from apscheduler_tasklock._values import shown
+from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
+from apscheduler_tasklock.jobstore.trust import UntrustedError
 
 # The first pause and the longest pause until a bad row or function is tried again, in seconds.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
@@ -78,6 +82,30 @@ class Backoff:
         """Return the names that are in their pauses."""
         now = time.monotonic()
         return [name for name, (until, _) in self._until.copy().items() if until > now]
+
+
+def load_function(codec: JobCodec, definition: Definition, missing: Backoff) -> Any:
+    """Return a job's function. A module whose import failed is imported again after a pause.
+
+    Otherwise the reading of many jobs would repeat a slow import for each of them.
+
+    :param missing: the modules whose import failed
+    :raises UntrustedError: the function is not allowed
+    :raises Exception: whatever the import raises
+    """
+    module = definition.func.partition(":")[0]
+    if missing.has(module):
+        raise ImportError(f"the import of {shown(module)} failed a moment ago")
+    try:
+        function = codec.load_function(definition)
+    except UntrustedError:
+        raise
+    except Exception:
+        if sys.modules.get(module) is None:
+            missing.add(module)
+        raise
+    missing.clear(module)
+    return function
 
 
 class Flood:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -37,7 +36,7 @@ from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._runs.trigger_times import few_steps
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
-from apscheduler_tasklock._values import cut, logger_of, shown
+from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.executor import StoredRuns
 from apscheduler_tasklock.jobstore.bad_rows import (
@@ -46,6 +45,7 @@ from apscheduler_tasklock.jobstore.bad_rows import (
     Backoff,
     Flood,
     is_slow,
+    load_function,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
 from apscheduler_tasklock.jobstore.next_run_time import (
@@ -679,7 +679,7 @@ class DueJobs:
         if self._missing.has(row.func):
             return None
         try:
-            function = self._load(definition)
+            function = load_function(self._codec, definition, self._missing)
         except UntrustedError as error:
             self._skip_bad(row, error)
             self._missing.add(row.func)  # so that all jobs that call this function are skipped
@@ -701,22 +701,6 @@ class DueJobs:
         self._missing.clear(row.func)
         self._notices.forget(row.func)
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
-
-    def _load(self, definition: Definition) -> Any:
-        """Return a job's function. A module whose import failed is imported again after a pause."""
-        module = definition.func.partition(":")[0]
-        if self._missing.has(module):
-            raise ImportError(f"the import of {shown(module)} failed a moment ago")
-        try:
-            function = self._codec.load_function(definition)
-        except UntrustedError:
-            raise
-        except Exception:
-            if sys.modules.get(module) is None:
-                self._missing.add(module)
-            raise
-        self._missing.clear(module)
-        return function
 
     def _skip_bad(self, row: JobRow, error: BaseException) -> None:
         self._bad.add(row.id, time.monotonic() - self._began)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,7 +51,7 @@ from apscheduler_tasklock.errors import (
     raised_at_the_call,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
-from apscheduler_tasklock.jobstore.bad_rows import Backoff
+from apscheduler_tasklock.jobstore.bad_rows import Backoff, load_function
 from apscheduler_tasklock.jobstore.definition import (
     Definition,
     JobCodec,
@@ -460,14 +459,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         is_computed = self._inside is not None and self._inside.has_computed_time(job)
         return is_computed and not isinstance(job.trigger, DateTrigger)
 
-    def _first_time(self, job: Any) -> datetime | None:
-        """Return the first run time of a job from now on, by the database's clock.
-
-        A machine's clock that is ahead would skip run times, and a clock that is behind would
-        repeat them.
-        """
-        return _first_of(job, self._database_now())
-
     def _database_now(self) -> datetime:
         assert self._inside is not None
         return self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
@@ -552,7 +543,9 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             raise JobLookupError(job.id)
         is_computed = self._is_computed(job)
         if is_computed:
-            job.next_run_time = self._first_time(job)
+            # By the database's clock, because a machine's clock that is ahead would skip run times,
+            # and a clock that is behind would repeat them.
+            job.next_run_time = _first_of(job, self._database_now())
         moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
         change = JobChange({}, job.next_run_time, task_name=None, defines=False)
         if job.changed:
@@ -596,7 +589,8 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             next_run_time = None if paused else _first_run_time(job, row, database_now)
         job.next_run_time = self._in_zone(next_run_time, job.trigger)
         stays = _is_same_moment(next_run_time, row.next_run_time)
-        if definition.is_same(now) and stays and self._is_up_to_date(row):
+        is_same = definition.is_same(now) and stays
+        if is_same and self._is_ours(row) and self._codec.is_up_to_date(row):
             return True
         change = self._change_to(job, definition, next_run_time, row.place)
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
@@ -654,9 +648,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             return False
         return True
 
-    def _is_up_to_date(self, row: JobRow) -> bool:
-        return self._is_ours(row) and self._codec.is_up_to_date(row)
-
     def _shown(self, row: JobRow) -> StoredJob:
         """Return a job for users. A :class:`MissingFunction` replaces a missing function."""
         assert self._inside is not None
@@ -675,7 +666,10 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
                 shown(row.id),
                 error,
             )
-        function = self._function(definition) if is_readable else None
+        function = None
+        if is_readable:
+            with suppress(Exception):  # logged when the job is due
+                function = load_function(self._codec, definition, self._missing)
         return self._inside.make_stored(
             {
                 "id": row.id,
@@ -693,24 +687,6 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """Return a run time in its trigger's zone, as the trigger itself returns it."""
         assert self._inside is not None
         return moment and moment.astimezone(tzinfo_of(trigger) or self._inside.timezone)
-
-    def _function(self, definition: Definition) -> Any:
-        """Return a job's function; ``None`` if it cannot be imported here, or is not allowed.
-
-        A module whose import failed is imported again only after a pause, which grows. Otherwise a
-        list of jobs might repeat a slow import for each job.
-        """
-        module = definition.func.partition(":")[0]
-        if module in self._missing.names():
-            return None
-        try:
-            function = self._codec.load_function(definition)
-        except Exception as error:  # noqa: BLE001  # logged when the job is due
-            if not isinstance(error, UntrustedError) and sys.modules.get(module) is None:
-                self._missing.add(module)
-            return None
-        self._missing.clear(module)
-        return function
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} ({self.locks.where})>"

@@ -417,12 +417,12 @@ def test_a_schedule_that_a_job_is_given_once_more_is_as_old_as_it_was() -> None:
     client = TravellingClient(nobody, nobody, nobody)
     executor = ReplicaExecutor(DEFAULTS, scheduler, client, nobody, nobody, clock)
     job = scheduler.job("task", "default")
-    since = executor.submission(now).schedule_since
+    since = executor.submission(now).schedule.since
     now = at("Mo 11:00")
     job.trigger = cron(hour=10)
-    assert executor.submission(now).schedule_since == since == at("Mo 10:00").timestamp()
+    assert executor.submission(now).schedule.since == since == at("Mo 10:00").timestamp()
     job.trigger = cron(hour=16)
-    assert executor.submission(now).schedule_since == now.timestamp()
+    assert executor.submission(now).schedule.since == now.timestamp()
 
 
 @pytest.mark.parametrize("day", ["Mo", "Tu", "We", "Th", "Fr"])

@@ -292,6 +292,6 @@ def test_a_deployment_of_another_schedule_makes_no_false_alarm(
         for _ in range(2):
             new.executor.look()
         found = row(connection)
-        assert found["schedule"] == new.executor.submission(new.now).schedule
+        assert found["schedule"] == new.executor.submission(new.now).schedule.text
         assert found["due_at"] == new.next_run_time
     assert old.alarms == new.alarms == []
