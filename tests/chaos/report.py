@@ -72,6 +72,20 @@ def _line(event: Event, at: float) -> str:
     return " ".join(word for word in words if word)
 
 
+def mixed(findings: Sequence[Breach]) -> list[Breach]:
+    """Return the findings with the first one of each fault first, then the second ones, and so on.
+
+    Otherwise a hundred findings of one fault would hide those of all others.
+    """
+    counts: Counter[str] = Counter()
+    places = []
+    for finding in findings:
+        counts[finding.fault] += 1
+        places.append(counts[finding.fault])
+    in_order = sorted(zip(places, findings, strict=True), key=lambda one: one[0])
+    return [finding for _, finding in in_order]
+
+
 def describe(findings: Sequence[Breach]) -> str:
     """Return the first findings, a line each, and how many there are of which fault."""
     if not findings:
