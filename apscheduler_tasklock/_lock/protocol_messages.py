@@ -566,7 +566,7 @@ class TaskRow:
 
     :ivar finished: whether the run is finished
     :ivar dead: whether the run is unfinished, and its lease has ended
-    :ivar max_lock_left: seconds until the run's maximum lock ends; 0 or less: it has ended
+    :ivar expired: whether the run's maximum lock has ended
     :ivar failover: whether the run's claim had failover
     :ivar deaths: how many holders have died since a run of the task finished
     :ivar handovers: how many holders have begun this window and handed it over
@@ -596,7 +596,7 @@ class TaskRow:
     token: int
     finished: bool
     dead: bool
-    max_lock_left: float
+    expired: bool
     failover: bool
     deaths: int
     handovers: int
@@ -627,18 +627,14 @@ class TaskRow:
         """
         return bool(self.runs) and (self.handed_over or (self.failover and failover))
 
-    def reason_to_give_up(self, max_takeovers: int | None, least: float = 0.0) -> str | None:
+    def reason_to_give_up(self, max_takeovers: int | None) -> str | None:
         """Return why a dead run is given up; ``None``: the run is taken over.
 
         :param max_takeovers: limits how many deaths in a row are followed by a takeover; ``None``:
             no limit
-        :param least: the least seconds of the maximum lock with which a run begins
         """
-        if self.max_lock_left <= 0:
+        if self.expired:
             return "its maximum lock has ended"
-        if self.max_lock_left < least:
-            # Whoever took it over would not begin it, and hand it over again at once.
-            return "its maximum lock ends too soon for another run"
         if self.handed_over:
             if self.handovers < MOST_HANDOVERS:
                 return None

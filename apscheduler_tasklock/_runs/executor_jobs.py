@@ -197,7 +197,10 @@ class ExecutorJobs:
 
     def lease_of(self, submission: Submission) -> float | None:
         """Return what :meth:`lease` does, of the submission of a run time."""
-        return submission.lease if submission.failover else None
+        if not submission.failover or submission.options is None:
+            return None
+        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
+        return submission.options.lease_within(max_lock)
 
     def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
         run_time = job.next_run_time or self._now()  # a paused job has no next run time

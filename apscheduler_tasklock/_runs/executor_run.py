@@ -326,11 +326,16 @@ class ExecutorRun(ReportedRun, QueuedRun):
 
     @property
     def _aged(self) -> HeldLock | None:
-        """The lock, if little of its lease is left; else ``None``."""
+        """The lock, if little of its lease is left; else ``None``.
+
+        A renewal gives no more than is left of the maximum lock. That may be little for a takeover,
+        which nobody would ever begin if that counted.
+        """
         held = self.held
         if held is None or held.inherited or held.lease is None:
             return None
-        return held if held.lease_left < held.lease * LEAST_OF_LEASE else None
+        lease = min(held.lease, held.seconds_left)
+        return held if held.lease_left < lease * LEAST_OF_LEASE else None
 
     def runs_in(
         self, loop: asyncio.AbstractEventLoop, asyncio_task: asyncio.Task[Any] | None

@@ -273,14 +273,6 @@ class Submission:
         assert self.options is not None
         return self.options.lock_times(period or self.options.period or 0, one_off=self.one_off)
 
-    @property
-    def lease(self) -> float | None:
-        """The lease of a claim of the first run time, in seconds; ``None``: it has none."""
-        if self.options is None:
-            return None
-        _, max_lock = self.lock_times(self.period(self.run_times[0]))
-        return self.options.lease_within(max_lock)
-
     def least_gap(self, nominal: datetime, period: float | None) -> float:
         """Return for how many seconds the last window of an older schedule blocks a claim.
 

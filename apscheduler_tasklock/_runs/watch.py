@@ -30,7 +30,6 @@ from apscheduler_tasklock._lock.protocol_messages import (
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
-from apscheduler_tasklock._runs.executor_run import LEAST_OF_LEASE
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.leadership import Leadership
 from apscheduler_tasklock._runs.looks import Looks
@@ -355,8 +354,7 @@ class Watch:
                 yield from self._give_up(state, key, "failover is off for its job by now")
             return False
         assert submission.options is not None
-        least = (submission.lease or 0.0) * LEAST_OF_LEASE
-        reason = state.reason_to_give_up(submission.options.max_takeovers, least)
+        reason = state.reason_to_give_up(submission.options.max_takeovers)
         if reason is not None:
             yield from self._give_up(state, key, reason)
             self._decide_deferred(state, state.deaths + 1)

@@ -884,7 +884,7 @@ def state_of(row: Row, now: datetime) -> TaskRow:
         token=row.token,
         finished=row.finished,
         dead=row.is_dead(now),
-        max_lock_left=(row.run_until - now).total_seconds(),
+        expired=row.run_until <= now,
         failover=row.failover,
         deaths=row.deaths,
         handovers=row.handovers,

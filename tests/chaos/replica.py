@@ -179,7 +179,7 @@ class Replica:
     def _add_in_time(self, scheduler: Any, waiting: list[OneOff]) -> None:
         """Add the one-off jobs of the rest of the hour, each some time before it is due."""
         while waiting:
-            time.sleep(_BETWEEN)
+            work.pause(_BETWEEN)
             self._add_soon(scheduler, waiting)
 
     def _add_soon(self, scheduler: Any, waiting: list[OneOff]) -> None:

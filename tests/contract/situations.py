@@ -246,7 +246,7 @@ def of_extension(before: Row | None, after: Row | None, now: datetime) -> str:
 
 def of_state(state: TaskRow) -> Iterator[str]:
     yield "read: " + ("finished" if state.finished else "dead" if state.dead else "running")
-    if state.max_lock_left <= 0:
+    if state.expired:
         yield "read: expired"
     if state.handed_over:
         yield "read: handed over"

@@ -91,3 +91,24 @@ def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
     assert run.held is held
     stands = asyncio.run(run.stands_async()) if in_coroutine else run.stands()
     assert stands == (left > 0)
+
+
+def test_a_run_begins_although_its_maximum_lock_ends_within_a_third_of_its_lease() -> None:
+    """As a takeover, which keeps the dead run's maximum lock. Nobody else could do better."""
+    held = HeldLock(
+        name="a",
+        token=1,
+        claim_id=uuid4(),
+        run_time=NOW,
+        window_start=NOW,
+        locked_until=NOW + timedelta(seconds=600),
+        run_until=NOW + timedelta(seconds=600),
+        ends_at=time.monotonic() + 600,
+        extender=MagicMock(),
+        lease=6000.0,
+    )
+    locks = MagicMock(closed=False)
+    run = ExecutorRun(MagicMock(), NOW, held.claim_id, locks, MagicMock(), MagicMock())
+    assert run.take_in(held, time.monotonic())
+    assert run.stands()
+    locks.renew_now.assert_not_called()

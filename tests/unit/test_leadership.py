@@ -39,7 +39,7 @@ def ran_at(run_time: datetime, **changes: Any) -> TaskRow:
         token=1,
         finished=True,
         dead=False,
-        max_lock_left=1.0,
+        expired=False,
         failover=False,
         deaths=0,
         handovers=0,

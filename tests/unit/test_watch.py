@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from math import inf
 from typing import Any
 from uuid import UUID, uuid4
@@ -552,20 +552,6 @@ def test_a_dead_run_is_given_up_and_reported_once(
     found.look()
     assert found.given_up == [("task", ("task", "default"), reason)]
     assert rows.state("task").deaths == row.get("deaths", 0) + 1
-    assert not found.jobs.of("task")
-
-
-def test_a_run_that_nobody_would_begin_is_given_up_before_its_maximum_lock_has_ended(
-    found: Found, rows: Rows
-) -> None:
-    """With less than a third of its lease left, it would be handed over at once, for ever."""
-    found.jobs.options = LockOptions(lease=6000, failover=True).over(DEFAULTS, "test")
-    rows.dead("task")
-    rows.set("task", run_until=datetime.now(timezone.utc) + timedelta(seconds=600))
-    found.start("task")
-    eventually(lambda: rows.state("task").finished)
-    reason = "its maximum lock ends too soon for another run"
-    assert found.given_up == [("task", ("task", "default"), reason)]
     assert not found.jobs.of("task")
 
 

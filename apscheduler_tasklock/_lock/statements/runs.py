@@ -354,8 +354,7 @@ def read_tasks(table: str) -> str:
         WITH {pauses_of_all(table)}
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                {IS_DEAD} AS dead,
-               EXTRACT(EPOCH FROM run_until - now())::float8 AS max_lock_left,
-               failover, deaths, handovers, handed_over, runs,
+               run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
                window_start, locked_by AS holder, now() AS database_time, read_only,
                COALESCE(kind = 'manual', false) AS manual,
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
