@@ -113,7 +113,8 @@ class Deadline:
         :param started: called with the new thread
         :param wait: waits for ``ended``, for so many seconds at most; by default this thread only
             waits for the call's end
-        :param ended: called when the call has ended, in the thread that has made it
+        :param ended: called when the call has ended, in the thread that has made it, or when it is
+            abandoned
         :raises TaskLockDatabaseError: no connection came in time
         """
         future: PlainFuture[Result] = PlainFuture()
@@ -158,6 +159,7 @@ def _call(
     except BaseException as error:  # noqa: BLE001  # the waiter gets any error
         with suppress(InvalidStateError):
             future.set_exception(error)
+        del future  # because the error's traceback refers to this frame
         return
     try:
         future.set_result(result)

@@ -57,6 +57,7 @@ class ExecutorJobs:
         scheduler submits jobs; gets what to call if the run could not be submitted
     :param notices: returns the object that logs jobs that are skipped here
     :param clock: the wall clock, in seconds since 1970
+    :ivar submit: ``submit_again``
     """
 
     def __init__(
