@@ -347,8 +347,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             presence=self._presence,
             watch=self._watch,
             leadership=self._leadership,
-            # Looked up for each run, so that an application can replace it at run time.
-            wrap_function=lambda function: self.wrap_function(function),  # noqa: PLW0108
+            # So that an application can replace `wrap_function` at run time.
+            wrap_function=lambda function: self.wrap_function(function),  # noqa: PLW0108  # looked up for each run
         )
         self._runs = self._make_runs()
 

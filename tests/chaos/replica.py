@@ -52,7 +52,7 @@ _FRAMES = 4
 
 # Seconds before it is due at which a one-off job is added at the latest, between two additions, and
 # after it was due in which a newcomer still adds it, so that it can take a dead run over.
-_AHEAD, _BETWEEN, _KNOWN_FOR = 15.0, 3.0, 60.0
+_AHEAD, _BETWEEN, _KNOWN_FOR = 15.0, 3.0, 120.0
 
 # Seconds until the job is due that replaces another one under its id.
 _MUCH_LATER = 3600.0
@@ -178,9 +178,12 @@ class Replica:
 
     def _add_in_time(self, scheduler: Any, waiting: list[OneOff]) -> None:
         """Add the one-off jobs of the rest of the hour, each some time before it is due."""
-        while waiting:
-            work.pause(_BETWEEN)
-            self._add_soon(scheduler, waiting)
+        try:
+            while waiting:
+                work.pause(_BETWEEN)
+                self._add_soon(scheduler, waiting)
+        except Exception:  # told as an error, because the replica has no further one-off jobs
+            logging.getLogger(__name__).exception("No one-off job is added any more")
 
     def _add_soon(self, scheduler: Any, waiting: list[OneOff]) -> None:
         """Add the one-off jobs that are due soon.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -367,26 +367,21 @@ def _raises(story: Any, *, queues: bool) -> None:
     story.world.call_at(BEGIN + 9.9, raise_now)
 
 
-def _begins_late(story: Any) -> None:
-    """Pause a process for a moment between a claim and the begin of its run."""
-    submit_all(story)
-    process = story.replicas[0].process
+def _paused(at: float, seconds: float) -> Callable[[Any], None]:
+    """Return a beginning after which the first process is paused at a time, for so long."""
 
-    def pause() -> None:
-        process.pause(story.world.now, 12.0)
+    def begin(story: Any) -> None:
+        submit_all(story)
+        process = story.replicas[0].process
+        story.world.call_at(BEGIN + at, lambda: process.pause(story.world.now, seconds))
 
-    story.world.call_at(BEGIN + 10.003, pause)
+    return begin
 
 
-def _lost(story: Any) -> None:
-    """Pause a process in its run for longer than a lease, so that another one takes it over."""
-    submit_all(story)
-    process = story.replicas[0].process
-
-    def pause() -> None:
-        process.pause(story.world.now, 40.0)
-
-    story.world.call_at(BEGIN + 17.0, pause)
+# For a moment between a claim and the begin of its run.
+_begins_late = _paused(10.003, 12.0)
+# In its run, for longer than a lease, so that another one takes it over.
+_lost = _paused(17.0, 40.0)
 
 
 SCENARIOS = (

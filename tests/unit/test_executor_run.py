@@ -51,6 +51,22 @@ LEASE = 15.0
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
+def held_lock(*, lease: float, lease_left: float, max_lock_left: float) -> HeldLock:
+    """Return a lock that was claimed at ``NOW``. The times are in seconds."""
+    return HeldLock(
+        name="a",
+        token=1,
+        claim_id=uuid4(),
+        run_time=NOW,
+        window_start=NOW,
+        locked_until=NOW + timedelta(seconds=lease_left),
+        run_until=NOW + timedelta(seconds=max_lock_left),
+        ends_at=time.monotonic() + max_lock_left,
+        extender=MagicMock(),
+        lease=lease,
+    )
+
+
 def test_a_lock_is_held_although_the_telemetry_of_its_claim_fails() -> None:
     """So that its window can be handed over."""
     held = MagicMock(spec=HeldLock)
@@ -67,18 +83,7 @@ def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
     left: float, *, in_coroutine: bool
 ) -> None:
     """The process may have been stopped before it saw the answer."""
-    held = HeldLock(
-        name="a",
-        token=1,
-        claim_id=uuid4(),
-        run_time=NOW,
-        window_start=NOW,
-        locked_until=NOW,
-        run_until=NOW + timedelta(seconds=100),
-        ends_at=time.monotonic() + 100,
-        extender=MagicMock(),
-        lease=LEASE,
-    )
+    held = held_lock(lease=LEASE, lease_left=0.0, max_lock_left=100.0)
 
     def renew(_held: HeldLock) -> bool:
         until = NOW + timedelta(seconds=left)
@@ -95,18 +100,7 @@ def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
 
 def test_a_run_begins_although_its_maximum_lock_ends_within_a_third_of_its_lease() -> None:
     """As a takeover, which keeps the dead run's maximum lock. Nobody else could do better."""
-    held = HeldLock(
-        name="a",
-        token=1,
-        claim_id=uuid4(),
-        run_time=NOW,
-        window_start=NOW,
-        locked_until=NOW + timedelta(seconds=600),
-        run_until=NOW + timedelta(seconds=600),
-        ends_at=time.monotonic() + 600,
-        extender=MagicMock(),
-        lease=6000.0,
-    )
+    held = held_lock(lease=6000.0, lease_left=600.0, max_lock_left=600.0)
     locks = MagicMock(closed=False)
     run = ExecutorRun(MagicMock(), NOW, held.claim_id, locks, MagicMock(), MagicMock())
     assert run.take_in(held, time.monotonic())
