@@ -104,7 +104,7 @@ class QueueClaims(Request[None]):
     :param attempts: the claims in the order in which they are to be granted, each for another task,
         and all of one kind
     :param most: limits how many claims are granted; ``None``: no limit
-    :param conclude: makes the result of a claim from its outcome
+    :param conclude: makes the result of a claim from its outcome, and from when it was sent last
     :param report: called with the result of each claim
     """
 
@@ -116,7 +116,7 @@ class QueueClaims(Request[None]):
         attempts: Sequence[AnyAttempt],
         most: int | None,
         deadline: Deadline,
-        conclude: Callable[[AnyAttempt, Outcome[TimedAnswer]], Claimed],
+        conclude: Callable[[AnyAttempt, Outcome[TimedAnswer], float], Claimed],
         report: Report,
         **times: float,
     ) -> None:
@@ -207,7 +207,7 @@ class QueueClaims(Request[None]):
 
     def _claimed(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
         try:
-            return self._conclude(attempt, outcome)
+            return self._conclude(attempt, outcome, self.sent_at)
         except Exception as error:
             logger.exception("Task %r: the outcome of its claim is not known", attempt.task_name)
             failed = TaskLockError(f"the outcome of its claim is not known: {error!r}")

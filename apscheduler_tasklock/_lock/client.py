@@ -442,7 +442,9 @@ class LockClient:
             attempt.wanted_at = time.monotonic()
         return attempt.wanted_at
 
-    def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer]) -> Claimed:
+    def _conclude_queued(
+        self, attempt: AnyAttempt, outcome: Outcome[TimedAnswer], sent_at: float
+    ) -> Claimed:
         """Make the result of a queue's claim from its outcome, in the replica's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
@@ -451,11 +453,13 @@ class LockClient:
             return ClaimOutcome.BEYOND
         if isinstance(error, RowLockedError):
             self.outage.note_locked(wanted_at)
-        is_tried = time.monotonic() < wanted_at + self._timeout and not self.closed
+        is_answered = isinstance(error, ConflictError)
+        # An answer tells of the moment at which it was asked for. This process may have stood still
+        # since then, so that the row is not locked any more.
+        tried_at = sent_at if is_answered else time.monotonic()
+        is_tried = tried_at < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
-            return (
-                ClaimOutcome.LOCKED if isinstance(error, ConflictError) else ClaimOutcome.UNANSWERED
-            )
+            return ClaimOutcome.LOCKED if is_answered else ClaimOutcome.UNANSWERED
         try:
             return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:

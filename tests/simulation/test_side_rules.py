@@ -112,6 +112,11 @@ def reject_what_is_bad(place: Place) -> Any:
     return place.send()
 
 
+def stand_still_and_find_the_row_locked(place: Place) -> Any:
+    place.pause(15.0)
+    raise psycopg.errors.LockNotAvailable("the row is locked")
+
+
 def full(_place: Place) -> Any:
     raise psycopg.errors.TooManyConnections("sorry, too many clients already")
 
@@ -724,6 +729,24 @@ class TestBatches:
         stage.go_to(1)
         assert results == [(attempt, ClaimOutcome.LOCKED)]
         assert len(stage.sent("claim t")) == 1
+
+    def test_a_claim_of_a_process_that_stood_still_after_it_found_the_row_locked_is_sent_again(
+        self, stage: Stage
+    ) -> None:
+        client = stage.replica()
+        stage.faults.plan("claim t", stand_still_and_find_the_row_locked, times=1)
+        results: list[Any] = []
+        attempt = client.attempt(claim_of("t"))
+
+        def begin() -> None:
+            client.begin_claims([attempt], 1, lambda told: results.extend(each for _, each in told))
+
+        stage.call(client, begin)
+        stage.go_to(20)
+        assert results == [ClaimOutcome.LOCKED]
+        stage.call(client, begin)
+        stage.go_to(21)
+        assert isinstance(results[-1], HeldLock)
 
     def test_of_several_claims_of_a_queue_the_rejected_one_fails_alone(self, stage: Stage) -> None:
         client = stage.replica()
