@@ -37,7 +37,8 @@ _TABLES = """
             kind := 'released';
             kept := NEW.window_until = OLD.window_until;
             happened := now();  -- its run may have ended long before that
-            IF NEW.deaths > OLD.deaths THEN
+            -- Whoever gives up a run that has overrun its maximum lock counts no death.
+            IF NEW.deaths > OLD.deaths OR NEW.last_outcome = 'overran' THEN
                 kind := 'given up';
             END IF;
         ELSIF NEW.handed_over AND NOT OLD.handed_over THEN

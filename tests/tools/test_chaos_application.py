@@ -29,3 +29,12 @@ def test_a_lease_ends_only_with_a_time_that_has_come(
         LEASE_ENDED,
         LEASE_ENDED,
     ]
+
+
+def test_a_run_that_overran_its_maximum_lock_is_given_up_without_a_death(
+    direct_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    create_tables(direct_url)
+    add_task(connection, "job", **RUNNING)
+    connection.execute("UPDATE task_lock SET finished_at = now(), last_outcome = 'overran'")
+    assert [event.kind for event in read_events(direct_url, 0.0)] == ["claimed", "given up"]
