@@ -2,7 +2,9 @@
 
     python -m tests.mutations [NAME or AREA ...] [--share 0.1] [--seed N] [--jobs N]
 
-A table says by which test each is found. The status is 1 if one is not found, or does not apply.
+A table says by which test each is found. In the end these tests run together without any mistake,
+since a test that fails then, too, has found nothing. The status is 1 if a mutation is not found, or
+does not apply.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from tests.mutations.mutation import CHECKOUT, GATE, IN_PYTHON, Mutation, read_a
 
 # Seconds that the tests of one selection have.
 LIMIT = 600
+# What the mutations are called that are made in Python.
+PYTHON = "in Python"
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,26 @@ def _searched(
 ) -> tuple[bool, str]:
     try:
         failed = [*test(["-x", "-m", GATE, *shlex.split(find)], limit).failed]
-        if not failed:
-            return False, f"NOT FOUND by {find}"
-        # It means something only if the same test passes without the mistake.
-        with copied() as unmutated:
-            if unmutated.test(failed, limit).failed:
-                return False, f"fails without the mistake, too: {failed[0]}"
     except BrokenError as broken:
         return False, str(broken)
-    return True, failed[0]
+    return (True, failed[0]) if failed else (False, f"NOT FOUND by {find}")
+
+
+def failing_without_mistakes(tests: list[str], jobs: int, limit: float) -> set[str]:
+    """Return which of the tests that have found mutations fail without a mistake, too."""
+    parts = [part for n in range(jobs) if (part := tests[n::jobs])]
+    with ThreadPoolExecutor(jobs) as threads:
+        return set().union(*threads.map(_failing, parts, [limit] * len(parts)))
+
+
+def _failing(tests: list[str], limit: float) -> set[str]:
+    with copied() as unmutated:
+        try:
+            notes = unmutated.test(tests, limit * len(tests))
+        except BrokenError as broken:
+            print(f"\n{broken}", file=sys.stderr)
+            return set(tests)
+    return set(tests) - set(notes.passed)
 
 
 def tried_in_python(tests: list[str], limit: float) -> list[Result]:
@@ -73,7 +88,7 @@ def tried_in_python(tests: list[str], limit: float) -> list[Result]:
         except BrokenError as broken:
             return [Result(test, _sentence_of(test), False, str(broken)) for test in tests]
     return [
-        Result("in Python", _sentence_of(test), test in notes.passed, notes.failed.get(test, test))
+        Result(PYTHON, _sentence_of(test), test in notes.passed, notes.failed.get(test, test))
         for test in tests
     ]
 
@@ -139,23 +154,29 @@ def main() -> int:
             print(f"{each.name} ({each.label or 'new'}): {each.sentence}")
         print(*in_python, sep="\n")
         return 0
-    return _report(results(mutations, in_python, options.jobs, options.limit))
+    told = _told(results(mutations, in_python, options.jobs, options.limit))
+    by = sorted({each.by for each in told if each.found and each.name != PYTHON})
+    failing = failing_without_mistakes(by, options.jobs, options.limit)
+    for test in sorted(failing):
+        print(f"\nfails without a mistake, too: {test}")
+    wrong = [each.name for each in told if not each.found or each.by in failing]
+    print(f"\nnot found: {', '.join(wrong) or 'none'}")
+    return 1 if wrong else 0
 
 
 def _share(of: list[Any], share: float, rng: random.Random) -> list[Any]:
     return [each for each in of if rng.random() < share]
 
 
-def _report(results: Iterator[Result]) -> int:
-    wrong = []
+def _told(results: Iterator[Result]) -> list[Result]:
+    """Print each result as soon as it is known; return them all."""
     print("| mutation | what is wrong | found by |\n| --- | --- | --- |")
+    told = []
     for result in results:
-        if not result.found:
-            wrong.append(result.name)
+        told.append(result)
         by = result.by if result.found else f"**{' '.join(result.by.split())}**"
         print(f"| {result.name} | {result.sentence} | {by} |", flush=True)
-    print(f"\nnot found: {', '.join(wrong) or 'none'}")
-    return 1 if wrong else 0
+    return told
 
 
 if __name__ == "__main__":
