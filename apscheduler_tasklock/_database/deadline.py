@@ -39,7 +39,7 @@ class Deadline:
     :param closing: says whether claiming is stopped; ``None``: the attempt does not depend on that
     :param until: the time on the monotonic clock at which the attempt is over in any case
     :param limit: limits the attempt once claiming is stopped, in seconds
-    :param limits: limits of a release
+    :param release_limit: limits a release
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Deadline:
         closing: Closing | None,
         until: float = inf,
         limit: float = ATTEMPT_LIMIT,
-        limits: Sequence[ReleaseLimit] = (),
+        release_limit: ReleaseLimit | None = None,
     ) -> None:
         self._closing = closing
         self._limit = limit
         self._since = time.monotonic()
         self._until = until
-        self._limits = limits
+        self._release_limit = release_limit
 
     @property
     def stopped(self) -> bool:
@@ -68,8 +68,8 @@ class Deadline:
         cancel the statement.
         """
         over_at = self._until
-        for each in self._limits:
-            over_at = min(over_at, each.over_at)
+        if self._release_limit is not None:
+            over_at = min(over_at, self._release_limit.over_at)
         if self._closing is not None and self._closing.stopped:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
         return over_at - CANCEL_LIMIT
@@ -84,7 +84,7 @@ class Deadline:
 
         :param limit: limits the attempt once claiming is stopped, in seconds
         """
-        return Deadline(closing, self._until, limit, self._limits)
+        return Deadline(closing, self._until, limit, self._release_limit)
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:

@@ -19,7 +19,7 @@ from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.actions import ActionRequest
 from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import Deadline, ReleaseLimit
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import BACKOFF
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
@@ -151,7 +151,6 @@ class LockClient:
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of this replica that the database rejects now
     :ivar jobs: the statements of the job store, for :meth:`ask`
-    :ivar release_limit: the time limit of releases that are begun now
     """
 
     def __init__(self, settings: LockSettings, replica: Replica | None = None) -> None:
@@ -168,7 +167,6 @@ class LockClient:
         self._timings = settings.timings
         self._closing = Closing()
         self._released_at = 0.0
-        self.release_limit = ReleaseLimit()
         self.outage = self.replica.outage
         self.rejections = self.replica.rejections
         self._rights_at = 0.0  # when the rights are checked next, on the monotonic clock
@@ -606,11 +604,10 @@ class LockClient:
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
     ) -> Release:
-        limits = (self.release_limit, self.replica.release_limit)
         return Release(
             self._protocol,
             message,
-            Deadline(None, limits=limits),
+            Deadline(None, release_limit=self.replica.release_limit),
             run_until,
             self._timings,
             self.rejections,
@@ -714,32 +711,29 @@ class LockClient:
     def _close(self, abandon_at: float, *, waits: bool) -> None:
         own = frozenset(self._running)
         self._database.call(lambda: self._heartbeat.close(own))
-        is_last = self.replica.leave(self._closing)
-        if not (waits or is_last) and self.replica.closing.stopped:
+        if self.replica.leave(self._closing):
+            self.replica.close(abandon_at)
+        elif waits or not self.replica.closing.stopped:
+            self._wait_for_releases(abandon_at)
+        else:
             return  # because the last user of the connection waits for all releases
-        owner = self.replica if is_last else self
-        limit = owner.release_limit
-        limit.over_at = min(limit.over_at, abandon_at)
-        try:
-            self._database.hurry_releases()
-            if is_last:
-                self._database.close(abandon_at)
-            else:
-                self._leave(abandon_at)
-            flush_application(max(abandon_at, time.monotonic() + SHORTEST_FLUSH))
-        finally:
-            # Releases that begin after this get a new limit. Earlier releases keep the old limit,
-            # so that the thread still drops those that it has not dropped yet.
-            if owner.release_limit is limit:
-                owner.release_limit = ReleaseLimit()
+        flush_application(max(abandon_at, time.monotonic() + SHORTEST_FLUSH))
 
-    def _leave(self, abandon_at: float) -> None:
-        """Wait for this client's releases. The other users of the connection go on with it."""
+    def _wait_for_releases(self, until: float) -> None:
+        """Wait for this client's releases.
+
+        The other users go on with the connection, so a release that has not arrived by then is
+        still sent.
+        """
         if self._listens:
             self._database.stop_listening()
+        self._database.hurry_releases()
         mine = self._protocol
         self._database.wait_for_requests(
-            lambda request: request.is_release and request.sender is mine, abandon_at
+            lambda request: (
+                request.is_release and request.sender is mine and request.not_before < until
+            ),
+            until,
         )
 
     def wait_for_claims(self, seconds: float) -> bool:

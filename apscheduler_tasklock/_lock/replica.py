@@ -76,7 +76,7 @@ class Replica:
     :param settings: the settings of the first user
     :raises TaskLockOptionError: the task lock cannot use the database
     :ivar closing: says whether all users have stopped claiming
-    :ivar release_limit: the time limit of releases that any user begins now
+    :ivar release_limit: limits the releases that begin now
     :ivar database: the replica's thread
     :ivar clock: the bound of the database's time
     :ivar outage: whether the database is available, and its rows are believed
@@ -154,6 +154,21 @@ class Replica:
         """Remove a user, which is closed; return whether it was the last one."""
         self._users = [user for user in self._users if user is not closing]
         return not self._users
+
+    def close(self, until: float) -> None:
+        """Send the pending releases of all users, and close the connection.
+
+        :param until: when releases are not sent any more, on the monotonic clock
+        """
+        limit = self.release_limit
+        limit.over_at = min(limit.over_at, until)
+        try:
+            self.database.hurry_releases()
+            self.database.close(until)
+        finally:
+            # Releases that begin after this get a new limit. Earlier releases keep the old limit,
+            # so that the thread still drops those that it has not dropped yet.
+            self.release_limit = ReleaseLimit()
 
     @property
     def is_over(self) -> bool:

@@ -1420,6 +1420,38 @@ class TestStops:
         stage.go_to(40)
         assert len(stage.sent("report_replica")) == 2  # the work of the other one goes on
 
+    def test_what_a_user_has_not_released_when_it_leaves_others_behind_is_released_later(
+        self, stage: Stage
+    ) -> None:
+        first = stage.replica()
+        stage.replica(beside=first)
+        held = stage.claim(first)
+        stage.faults.plan("release", "lost before", until=20.0)
+        stage.release(first, held, ENDED_WELL)
+        call = stage.call(first, lambda: first.close(blocking=True))
+        stage.go_to(19)
+        assert call.ended < 5.0
+        stage.go_to(25)
+        assert stage.row().last_outcome == "ok"
+
+    def test_a_user_that_leaves_others_behind_does_not_wait_for_what_is_sent_again_later(
+        self, stage: Stage
+    ) -> None:
+        """A release of a claim in doubt goes again when the claim cannot be granted any more."""
+        first = stage.replica()
+        stage.replica(beside=first)
+        stage.faults.plan("claim t", "lost before", until=2.0)
+        attempt = first.attempt(claim_of("t"))
+        told: list[Any] = []
+        stage.call(first, lambda: first.begin_claims([attempt], 1, told.extend))
+        stage.go_to(2)
+        assert told == [(attempt, ClaimOutcome.UNANSWERED)]
+        stage.call(first, lambda: first.withdraw(attempt))
+        stage.go_to(3)
+        call = stage.call(first, lambda: first.close(blocking=True))
+        stage.go_to(10)
+        assert call.ended < 3.5
+
 
 class TestSignsOfLife:
     def presence(self, stage: Stage, tasks: KnownTasks) -> tuple[LockClient, Presence]:

@@ -455,7 +455,7 @@ class TestFailures:
     def test_who_waits_gives_up_when_claiming_was_stopped(self, setup: Setup) -> None:
         limit = ReleaseLimit()
         with setup.in_use():
-            asked = InThread(setup, Numbers(1), Deadline(None, limits=[limit]))
+            asked = InThread(setup, Numbers(1), Deadline(None, release_limit=limit))
             eventually(lambda: setup.waiting() == 1)
             limit.over_at = 0.0
         assert isinstance(asked.ended().error, NotSentError)
