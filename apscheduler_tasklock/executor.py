@@ -306,7 +306,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._jobs.has_next_run,
             self._adapter.is_shared,
             self._adapter.stored_tasks,
-            self.timings,
             self._notices,
             self._missed.note_rescheduled,
             self._jobs.forget,
@@ -317,7 +316,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             locks,
             self._known,
             self._rejected,
-            self.timings,
             lambda: self._namespace if self._leadership and self._has_own_jobs() else None,
         )
         self._watch = Watch(
@@ -332,7 +330,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             note_look=self._note_look,
             missed=self._missed,
             leadership=self._leadership,
-            timings=self.timings,
         )
         self._manual_runs = ManualRuns(
             locks, self._adapter, self._jobs, self._known, self._watch, self._know
@@ -360,7 +357,6 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._namespace,
             self._leader_lease,
             lambda: self._watch.looks.interval,
-            self.timings,
             has_own_jobs=self._has_own_jobs,
         )
 

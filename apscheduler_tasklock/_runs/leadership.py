@@ -18,7 +18,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, TaskRow
 from apscheduler_tasklock._lock.statements import LEADER
@@ -47,7 +46,6 @@ class Leadership:
     :param namespace: the namespace whose replicas share a leader
     :param lease: seconds after which another replica may lead, if the leader does not renew
     :param interval: returns the seconds between two looks
-    :param timings: has the head start of the leader
     :param clock: returns the time on the monotonic clock
     :param has_own_jobs: returns whether this replica has jobs for whose run times a leader asks
         first. Without one it does not lead, because it would ask for nothing, and the others would
@@ -64,7 +62,6 @@ class Leadership:
         namespace: str,
         lease: float,
         interval: Callable[[], float],
-        timings: Timings | None = None,
         clock: Callable[[], float] | None = None,
         has_own_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -73,7 +70,7 @@ class Leadership:
         self._lease = lease
         self._interval = interval
         self._has_own_jobs = has_own_jobs
-        self._head_start = (timings or Timings()).head_start
+        self._head_start = locks.settings.timings.head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
         self._first_look_at = inf  # on the monotonic clock

@@ -16,7 +16,6 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._application import call_application, relieve_application
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._values import logger_of
@@ -44,7 +43,6 @@ class Looks:
     :param look: makes one look
     :param scheduler_state: returns the scheduler's state
     :param interval: limits the seconds between two looks, except if there are many replicas
-    :param timings: limits how long a look waits for the application's own code
     :ivar number: the number of the current look, or of the last look if there is no current one
     :ivar hangs: whether the current look has waited too long for the application's code, and no
         single job is known to be the cause
@@ -57,14 +55,13 @@ class Looks:
         look: Callable[[], Statements[None]],
         scheduler_state: Callable[[], int],
         interval: float,
-        timings: Timings | None = None,
     ) -> None:
         self._locks = locks
         self._known = known
         self._look = look
         self._scheduler_state = scheduler_state
         self._interval = interval
-        self._longest_turn = (timings or Timings()).longest_turn
+        self._longest_turn = locks.settings.timings.longest_turn
         self._due_at = inf  # on the monotonic clock
         self._is_looking = False
         self._is_woken = False

@@ -16,7 +16,6 @@ from apscheduler_tasklock._database.rejections import (
     SIGN_OF_LIFE,
 )
 from apscheduler_tasklock._database.sequences import Statement, Statements
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -53,7 +52,6 @@ class Presence:
     :param known: the tasks of this replica
     :param rejected: returns what the database rejects of the replica's work, for operators; by
         default the rejections of ``locks``
-    :param timings: has the interval between two signs of life
     :param leader_namespace: returns the namespace in which the replica leads or follows; ``None``:
         it is not in leader mode, or has no jobs for it
     """
@@ -63,14 +61,13 @@ class Presence:
         locks: LockClient,
         known: KnownTasks,
         rejected: Callable[[], Sequence[str]] | None = None,
-        timings: Timings | None = None,
         leader_namespace: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._locks = locks
         self._known = known
         self._leader_namespace = leader_namespace
         self._rejected = rejected or locks.rejections.reported
-        self._interval = (timings or Timings()).report_interval
+        self._interval = locks.settings.timings.report_interval
         self._closed = False
         self._is_stop_reported = False  # whether a stop without running runs was reported
         # Times on the monotonic clock.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import LIST_OF_JOBS, REGISTRATIONS
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
 from apscheduler_tasklock._lock.protocol_messages import (
@@ -62,7 +61,6 @@ class Registrar:
         such a store are registered when a job is added or changed, and not when a replica starts.
     :param stored_tasks: returns, by the alias of each shared job store, a function that reads the
         store's tasks and returns them by job
-    :param timings: has the interval at which the tasks of the shared job stores are listed
     :param notices: logs jobs whose tasks cannot be registered
     :param note_rescheduled: called with each registration that has changed a task's schedule
     :param forget: called with each job of this replica that is no longer in its shared job store,
@@ -79,7 +77,6 @@ class Registrar:
         has_next_run: Callable[[JobKey], bool],
         is_shared: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
-        timings: Timings | None = None,
         notices: SkippedJobsLog | None = None,
         note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
         forget: Callable[[JobKey], None] = lambda _key: None,
@@ -90,7 +87,7 @@ class Registrar:
         self._has_next_run = has_next_run
         self._is_shared = is_shared
         self._stored_tasks = stored_tasks
-        self._interval = (timings or Timings()).report_interval
+        self._interval = locks.settings.timings.report_interval
         self._notices = notices or SkippedJobsLog()
         self._note_rescheduled = note_rescheduled
         self._forget = forget

@@ -19,7 +19,6 @@ from uuid import UUID
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import ConflictError
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
     ClosedDeadRun,
@@ -73,7 +72,6 @@ class Watch:
     :param missed: the run times that this replica has missed; ``None``: none are remembered
     :param leadership: who asks first; ``None``: there is no leader mode
     :param prune_interval: seconds between two deletions of old rows
-    :param timings: timings of the looks
     :ivar looks: decides when the next look is due
     :ivar has_looked: whether a look has succeeded
     :ivar overdue: the tasks that are overdue, as of the last look
@@ -94,7 +92,6 @@ class Watch:
         missed: MissedRuns | None = None,
         leadership: Leadership | None = None,
         prune_interval: float = PRUNE_INTERVAL,
-        timings: Timings | None = None,
     ) -> None:
         self._locks = locks
         self._known = known
@@ -108,7 +105,7 @@ class Watch:
         self._leadership = leadership
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
-        self.looks = Looks(locks, known, self._look_safely, scheduler_state, interval, timings)
+        self.looks = Looks(locks, known, self._look_safely, scheduler_state, interval)
         # Only looks use these, in the application's thread.
         self._has_listed = False  # whether the jobs of all job stores are known
         self._as_of = 0.0  # when the last look began, on the monotonic clock

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Statement, Statements, ask_here
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs import claim_request
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
@@ -62,6 +64,7 @@ class TravellingClient:
         self._protocol = protocol
         self._is_stable = stable
         self.rejections = Rejections()
+        self.settings = SimpleNamespace(timings=Timings())
 
     @property
     def stable(self) -> bool:

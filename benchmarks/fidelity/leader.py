@@ -24,6 +24,7 @@ class LeaderClient:
     """Sends what the leadership asks for, and has no outages."""
 
     outage = SimpleNamespace(reason=None)
+    settings = SimpleNamespace(timings=TIMINGS)
 
     def __init__(self, replica_id: str, protocol: LockProtocol, cursor: Callable[[], Any]) -> None:
         self.replica_id = replica_id
@@ -56,7 +57,6 @@ class Member:
             "",
             rule.leader_lease,
             lambda: rule.poll_interval,
-            TIMINGS,
             clock=lambda: self.looked_at,
         )
         self.kept: Fire | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from apscheduler.schedulers.base import STATE_RUNNING
 
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.looks import Looks
 from tests.support.polling import eventually
 
@@ -21,6 +22,7 @@ class Locks:
     """
 
     outage = SimpleNamespace(live_replicas=1)
+    settings = SimpleNamespace(timings=Timings())
 
     def __init__(self) -> None:
         self.functions: list[Callable[[], object]] = []

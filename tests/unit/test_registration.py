@@ -12,6 +12,7 @@ import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import ask_here
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
@@ -39,6 +40,7 @@ class Version(Replica):
         self.schedule, self.next_in = schedule, next_in
         self._rows = rows
         self.rejections = Rejections()
+        self.settings = SimpleNamespace(timings=Timings())
         # As much as it asks of them.
         locks: Any = self
         known = KnownTasks()

@@ -375,7 +375,7 @@ def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
     with closing(LockClient(LockSettings(database_url, "replica", timings=timings))) as locks:
         locks.check()
         locks.outage.believe()
-        found = Found(locks, rows, timings=timings)
+        found = Found(locks, rows)
         find = found.jobs.submission_for
 
         def hang(key: JobKey, dead: TaskRow) -> Submission | None:
