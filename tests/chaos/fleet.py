@@ -56,7 +56,7 @@ class Member:
     def __init__(self, name: str, newcomer: Newcomer, folder: Path, note: Note) -> None:
         self.name = name
         self.newcomer = newcomer
-        self.stopped = self.leaving = self.killed = False
+        self.stopped = self.leaving = self.killed = self._is_loaded = False
         self.on_loop = bool(newcomer.loop)
         self._note = note
         command = [sys.executable, "-m", "tests.chaos.replica", name]
@@ -128,7 +128,8 @@ class Member:
 
         :param group: whether its worker processes get the signal, too
         """
-        if group and not self.leaving:
+        # The signal would kill a process that has not loaded.
+        if group and self._is_loaded and not self.leaving:
             self._signal_group(signal.SIGTERM)
         elif self.on_loop and not self.leaving:
             self.process.send_signal(signal.SIGTERM)
@@ -166,7 +167,9 @@ class Member:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith(b"\n"):  # else it was killed while it wrote
-                self._note(Event(**json.loads(line)))
+                told = Event(**json.loads(line))
+                self._is_loaded = self._is_loaded or told.kind == "loaded"
+                self._note(told)
         if self.leaving and not self.killed:
             self._note(Event(time.monotonic(), "gone", self.name))
 

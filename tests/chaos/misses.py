@@ -267,6 +267,9 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
             if fire.due - task.window - UNDER_WAY < claim.window:
                 continue  # it is the run's own window
             by = max(fire.at, done) + POLL_INTERVAL + records.reaction(fire.at)
+            # Another replica may have had an earlier run time in mind, which goes first.
+            if any(other.at <= by < other.over for other in claims[number + 1 :]):
+                continue
             if (
                 records.well(fire.replica, fire.at - RECOVERY, by, ANY)
                 and not _is_busy(records, task.name, fire.replica, fire.at, by)
