@@ -267,13 +267,10 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
             if fire.due - task.window - UNDER_WAY < claim.window:
                 continue  # it is the run's own window
             by = max(fire.at, done) + POLL_INTERVAL + records.reaction(fire.at)
-            # Another replica may have had an earlier run time in mind, which goes first.
-            if any(other.at <= by < other.over for other in claims[number + 1 :]):
-                continue
             if (
                 records.well(fire.replica, fire.at - RECOVERY, by, ANY)
                 and not _is_busy(records, task.name, fire.replica, fire.at, by)
-                and not _is_claimed_by(by, fire, task, claims)
+                and not _is_claimed_by(by, fire, task, claims[number + 1 :])
             ):
                 text = (
                     f"the run time {fire.due:.3f} of {fire.replica} was refused because of {claim},"
@@ -283,8 +280,10 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
 
 
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
+    """Tell whether a run time was claimed by then, or an earlier one goes first and runs still."""
     return any(
-        claim.at <= by and claim.window > fire.due - task.window - UNDER_WAY for claim in claims
+        claim.at <= by and (by < claim.over or claim.window > fire.due - task.window - UNDER_WAY)
+        for claim in claims
     )
 
 

@@ -392,8 +392,8 @@ released without a run
 given back without a run, of which those that were refused it do not know
     two runs; claims 3 a 4; releases 3 a 4.1 kept=0; goes_on 4 b 4.7 -> window missed
 refused because of a dead run, when an earlier run time goes first and takes long
-    begun on a; renews 3 a 5 8; silent a 8.1; tell 8.3 killed a; starts -5 c; fires c; gives_up 3 b 11.4;
-    claims 4 c 11.5 6.7; begins 4 c 6.7 at=11.5; renews 4 c 12.5 16; ends 4 c 16;
+    begun on a; renews 3 a 5 8; silent a 8.1; tell 8.3 killed a; starts -5 c; fires c;
+    gives_up 3 b 11.4; claims 4 c 11.5 6.7; begins 4 c 6.7 at=11.5; renews 4 c 12.5 16; ends 4 c 16;
     releases 4 c 16.01; goes_on 5 b 16.7 -> right
 given back, and claimed again at once
     two runs; claims 3 a 4; releases 3 a 4.1 kept=0; runs_late 4 a 4 4.2; goes_on 5 a 6 -> right
