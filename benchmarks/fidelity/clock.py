@@ -26,7 +26,6 @@ class TravellingDatabase:
 
     :ivar now: seconds since the beginning, by a clock that is right
     :ivar clock: its own clock's time, in such seconds
-    :ivar pipeline: the pipeline in which statements are sent, or ``None``
     :ivar in_python: whether this library's rule decides in Python, and asks no database
     """
 
@@ -35,7 +34,6 @@ class TravellingDatabase:
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._shown: float | None = None
-        self.pipeline: psycopg.Pipeline | None = None
         connection.execute(TRAVEL)
         connection.execute("SET search_path = travel, pg_catalog, public")
         self.travel(0.0)
@@ -46,17 +44,13 @@ class TravellingDatabase:
 
     def execute(self, statement: str, parameters: dict[str, Any]) -> int:
         """Run a statement; return how many rows it touched."""
-        cursor = self.connection.execute(statement, parameters)
-        if self.pipeline is not None:
-            self.pipeline.sync()  # so that the number of rows is known
-        return cursor.rowcount
+        return self.connection.execute(statement, parameters).rowcount
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
         """The connection, for a statement that sees the time as it is now."""
         if self._shown != self.clock:
             self._shown = self.clock
-            # In a pipeline this is sent together with the next statement.
             self._connection.execute(
                 "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
             )
@@ -79,7 +73,4 @@ def travelling_database() -> Iterator[TravellingDatabase]:
     with EmbeddedServer({"fsync": "off", "synchronous_commit": "off"}) as server:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
-            database = TravellingDatabase(connection)
-            with connection.pipeline() as pipeline:
-                database.pipeline = pipeline
-                yield database
+            yield TravellingDatabase(connection)

@@ -306,8 +306,7 @@ class TaskLockRule(Rule):
     def _row(self) -> Any:
         if self._rows is not None:
             return self._rows.rows.get(TASK)
-        cursor = self.cursor()
-        cursor.row_factory = namedtuple_row
+        cursor = self.database.connection.cursor(row_factory=namedtuple_row)
         return cursor.execute("SELECT * FROM task_lock").fetchone()
 
     def release(self, granted: Granted) -> None:
