@@ -10,16 +10,18 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, thread
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
@@ -643,11 +645,48 @@ def call_on_its_loop(inner: Any, function: Callable[[], None]) -> None:
     loop = event_loop_of(inner)
     reactor = getattr(inner, "_reactor", None)
     if loop is not None:
-        loop.call_soon_threadsafe(function)
+        _call_soon(loop, function)
     elif reactor is not None:
         reactor.callFromThread(function)
     else:
         function()
+
+
+class _LoopCalls:
+    """What an event loop is still to call.
+
+    :ivar is_awake: whether the loop was woken, and has not taken the calls since then
+    """
+
+    def __init__(self) -> None:
+        self.calls: deque[tuple[Callable[[], object], Context]] = deque()
+        self.is_awake = False
+
+    def take(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the loop make the calls. What is appended from here on wakes it again."""
+        self.is_awake = False
+        with suppress(IndexError):
+            while True:
+                function, context = self.calls.popleft()
+                loop.call_soon(function, context=context)
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls] = WeakKeyDictionary()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function in an event loop's thread. Many calls wake the loop once.
+
+    Each wake-up is a byte in a pipe, which is full after a few hundred of them while a callback
+    holds up the loop. Asyncio then loses the signals that come.
+
+    :raises RuntimeError: the event loop is closed
+    """
+    waiting = _of_loops.get(loop) or _of_loops.setdefault(loop, _LoopCalls())
+    waiting.calls.append((function, copy_context()))
+    if loop.is_closed() or not waiting.is_awake:
+        waiting.is_awake = True
+        loop.call_soon_threadsafe(waiting.take, loop)
 
 
 def event_loop_of(owner: Any) -> Any:
@@ -667,6 +706,6 @@ def _dispatch_on(loop: asyncio.AbstractEventLoop, dispatch: Dispatch, event: Any
             copy_context().run(dispatch, event)
             return
     try:
-        loop.call_soon_threadsafe(dispatch, event)
+        _call_soon(loop, partial(dispatch, event))
     except RuntimeError:  # the loop is closed
         dispatch(event)

@@ -21,7 +21,6 @@ from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import Statement, Statements, ask_here
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs import claim_request
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
@@ -40,6 +39,7 @@ from tests.support.waist import (
     Message,
     ReadTasks,
     TaskRow,
+    Timings,
 )
 
 Submit = Callable[[Submission, Callable[[], None]], None]

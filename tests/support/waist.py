@@ -106,7 +106,7 @@ from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._runs import executor_run, executor_runs, misfires, missed_runs
 from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
-from apscheduler_tasklock._runs.adapter import intercept_reports
+from apscheduler_tasklock._runs.adapter import call_on_its_loop, intercept_reports
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.executor_run import ExecutorRun
@@ -236,6 +236,7 @@ __all__ = [
     "as_url",
     "attempt",
     "believing",
+    "call_on_its_loop",
     "class_row",
     "dict_row",
     "end_of",

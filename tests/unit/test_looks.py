@@ -10,9 +10,9 @@ from typing import Any
 
 from apscheduler.schedulers.base import STATE_RUNNING
 
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs.looks import Looks
 from tests.support.polling import eventually
+from tests.support.waist import Timings
 
 
 class Locks:

@@ -12,7 +12,6 @@ import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.sequences import ask_here
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._runs import registration
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.registration import Registrar
@@ -22,6 +21,7 @@ from tests.support.waist import (
     Registration,
     Replica,
     TaskRow,
+    Timings,
 )
 
 HOUR = 3600.0
