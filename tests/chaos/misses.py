@@ -242,14 +242,14 @@ def _left_by(records: Records, task: ChaosTask, claim: Claim) -> str | None:
 
 
 def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
-    """Tell whether a replica has the job of a task; a one-off job only if it was due there."""
+    """Tell whether a replica has the job of a task; a one-off job only if it has asked for it."""
     one_off = records.one_offs.get(task.name)
-    fires = records.told("fire", task.name)
-    return records.has_job(task, replica) and (
-        one_off is None
-        or one_off.cron
-        or any(fire.replica == replica and fire.at < at for fire in fires)
-    )
+    if one_off is None or one_off.cron:
+        return records.has_job(task, replica)
+    fires, misfires = (records.told(kind, task.name) for kind in ("fire", "misfired"))
+    has_fired = any(fire.replica == replica and fire.at < at for fire in fires)
+    has_asked = has_fired and not any(misfire.replica == replica for misfire in misfires)
+    return has_asked and records.has_job(task, replica)
 
 
 def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:

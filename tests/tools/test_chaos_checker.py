@@ -163,11 +163,15 @@ class Story:
         detail = json.dumps(asdict(OneOff(job, BASE + due, TAKES, True)))
         self.tell(-5.0, "planned", detail=detail)
 
-    def runs_once(self, at: float, known_as: str) -> None:
-        """Run that job on ``a``, in a row that has its id, or a name that is made for it."""
+    def begins_once(self, at: float, known_as: str = "once") -> None:
+        """Begin that job on ``a``, in a row that has its id, or a name that is made for it."""
         self.tell(at, "claimed", "a", task=known_as, token=1, due=5.0, until=at + LEASE)
         detail = "" if known_as == "once" else known_as
         self.tell(at + 0.1, "begin", "a", task="once", token=1, due=5.0, detail=detail)
+
+    def runs_once(self, at: float, known_as: str) -> None:
+        """Run that job on ``a``."""
+        self.begins_once(at, known_as)
         self.tell(at + 0.2, "end", "a", task="once", token=1)
         self.tell(at + 0.3, "released", "a", task=known_as, token=1, until=3605.0)
 
@@ -453,6 +457,11 @@ a one-off job whose row has another name
     once; during 4 slowed 9 quick; runs_once 7 job:0123456789abcdef -> right
 a one-off job that nobody runs
     once -> 2 window missed
+a dead run of a one-off job that another replica has asked for
+    killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6 -> window missed
+a dead run of a one-off job that another replica has missed
+    killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6;
+    tell 3.55 misfired b task=once due=3.5 -> right
 a one-off job that nobody runs once the database answers
     once; during 4 slowed 9 quick -> 2 window missed
 
