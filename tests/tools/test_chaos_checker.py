@@ -458,10 +458,11 @@ a one-off job whose row has another name
 a one-off job that nobody runs
     once -> 2 window missed
 a dead run of a one-off job that another replica has asked for
-    killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6 -> window missed
+    killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6;
+    during 3.4 stopped 3.54 continued b -> window missed
 a dead run of a one-off job that another replica has missed
     killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6;
-    tell 3.55 misfired b task=once due=3.5 -> right
+    tell 3.55 misfired b task=once due=3.5; during 3.4 stopped 3.54 continued b -> right
 a one-off job that nobody runs once the database answers
     once; during 4 slowed 9 quick -> 2 window missed
 
