@@ -408,8 +408,9 @@ class LockClient:
         """Begin claims, of which a limited number is granted. Does not wait.
 
         While the database is unavailable, the claims are sent again for ``LONGEST_ASK``. Then each
-        claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails.
-        If it is in doubt, it is released in the background. The result of a younger claim is
+        claim without a usable answer that has been wanted for longer than ``claim_timeout`` fails;
+        one that had an answer, such as that its row is locked, if it was sent after that time. If
+        it is in doubt, it is released in the background. The result of a younger claim is
         :attr:`ClaimOutcome.UNANSWERED`.
 
         :param attempts: the claims in the order in which they are to be granted, each for another
@@ -451,13 +452,13 @@ class LockClient:
             return ClaimOutcome.BEYOND
         if isinstance(error, RowLockedError):
             self.outage.note_locked(wanted_at)
-        is_answered = isinstance(error, ConflictError)
-        # An answer tells of the moment at which it was asked for. This process may have stood still
-        # since then, so that the row is not locked any more.
-        tried_at = sent_at if is_answered else time.monotonic()
+        is_conflict = isinstance(error, ConflictError)
+        # Judge a conflict by when the claim was sent, because this process may have been stopped
+        # since then.
+        tried_at = sent_at if is_conflict and sent_at > -inf else time.monotonic()
         is_tried = tried_at < wanted_at + self._timeout and not self.closed
         if isinstance(error, TaskLockDatabaseError) and is_tried:
-            return ClaimOutcome.LOCKED if is_answered else ClaimOutcome.UNANSWERED
+            return ClaimOutcome.LOCKED if is_conflict else ClaimOutcome.UNANSWERED
         try:
             return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:
@@ -684,7 +685,8 @@ class LockClient:
 
         While the database is unavailable, the releases are tried for 3 seconds. A lock that is
         still held after this call can be released, on a new connection that is closed after the
-        release.
+        release. If others use the connection, it stays open, and what has not been released in this
+        time is released later.
 
         :param blocking: whether this thread waits for the releases even if an event loop runs in
             it. Otherwise a new thread waits in place of an event loop's thread, and the process

@@ -653,22 +653,51 @@ def call_on_its_loop(inner: Any, function: Callable[[], None]) -> None:
 
 
 class _LoopCalls:
-    """What an event loop is still to call.
+    """The calls that an event loop has not made yet.
 
-    :ivar is_awake: whether the loop was woken, and has not taken the calls since then
+    :ivar is_woken: whether the loop was woken, and has not begun to make the calls
     """
 
     def __init__(self) -> None:
-        self.calls: deque[tuple[Callable[[], object], Context]] = deque()
-        self.is_awake = False
+        self._calls: deque[tuple[Callable[[], object], Context]] = deque()
+        self.is_woken = False
 
-    def take(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let the loop make the calls. What is appended from here on wakes it again."""
-        self.is_awake = False
-        with suppress(IndexError):
-            while True:
-                function, context = self.calls.popleft()
-                loop.call_soon(function, context=context)
+    def add(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+        """Let the loop make one call more.
+
+        :raises RuntimeError: the loop is closed
+        """
+        self._calls.append((function, copy_context()))
+        if loop.is_closed() or not self.is_woken:
+            self._wake(loop)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_woken = True
+        try:
+            loop.call_soon_threadsafe(self._make, loop)
+        except BaseException:
+            self.is_woken = False
+            if loop.is_closed():
+                self._calls.clear()
+            raise
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the calls that there are, in the loop's thread. Each further one wakes it again."""
+        self.is_woken = False
+        try:
+            for _ in range(len(self._calls)):
+                function, context = self._calls.popleft()
+                try:
+                    context.run(function)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001  # as the loop does with callbacks
+                    failed = {"message": f"Exception in {function!r}", "exception": error}
+                    loop.call_exception_handler(failed)
+        finally:
+            is_interrupted = self._calls and not self.is_woken
+            if is_interrupted and not loop.is_closed():
+                self._wake(loop)
 
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls] = WeakKeyDictionary()
@@ -677,16 +706,18 @@ _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls] = WeakKeyDic
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     """Call a function in an event loop's thread. Many calls wake the loop once.
 
-    Each wake-up is a byte in a pipe, which is full after a few hundred of them while a callback
-    holds up the loop. Asyncio then loses the signals that come.
+    Each wake-up is a byte in a pipe, which a few hundred fill while a callback holds up the loop.
+    Asyncio then loses the signals that come.
 
     :raises RuntimeError: the event loop is closed
     """
-    waiting = _of_loops.get(loop) or _of_loops.setdefault(loop, _LoopCalls())
-    waiting.calls.append((function, copy_context()))
-    if loop.is_closed() or not waiting.is_awake:
-        waiting.is_awake = True
-        loop.call_soon_threadsafe(waiting.take, loop)
+    calls = _of_loops.get(loop)
+    if calls is None:
+        # Calls that were not made before their loop was closed refer to it, and so keep it.
+        for closed in [each for each in list(_of_loops) if each.is_closed()]:
+            _of_loops.pop(closed, None)
+        calls = _of_loops.setdefault(loop, _LoopCalls())
+    calls.add(loop, function)
 
 
 def event_loop_of(owner: Any) -> Any:

@@ -37,8 +37,10 @@ _TABLES = """
             kind := 'released';
             kept := NEW.window_until = OLD.window_until;
             happened := now();  -- its run may have ended long before that
-            -- Whoever gives up a run that has overrun its maximum lock counts no death.
-            IF NEW.deaths > OLD.deaths OR NEW.last_outcome = 'overran' THEN
+            -- A run that has overrun its maximum lock counts as no death. It has failed at the end
+            -- of its lease if it was given up, and later if it was released.
+            IF NEW.deaths > OLD.deaths
+               OR (NEW.last_outcome = 'overran' AND NEW.failed_at = OLD.locked_until) THEN
                 kind := 'given up';
             END IF;
         ELSIF NEW.handed_over AND NOT OLD.handed_over THEN

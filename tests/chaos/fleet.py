@@ -128,7 +128,7 @@ class Member:
 
         :param group: whether its worker processes get the signal, too
         """
-        # The signal would kill a process that has not loaded.
+        # The signal would kill a process that has not loaded, and has no event loop.
         if group and self._is_loaded and not self.leaving:
             self._signal_group(signal.SIGTERM)
         elif self.on_loop and not self.leaving:
@@ -167,9 +167,9 @@ class Member:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith(b"\n"):  # else it was killed while it wrote
-                told = Event(**json.loads(line))
-                self._is_loaded = self._is_loaded or told.kind == "loaded"
-                self._note(told)
+                event = Event(**json.loads(line))
+                self._is_loaded = self._is_loaded or event.kind == "loaded"
+                self._note(event)
         if self.leaving and not self.killed:
             self._note(Event(time.monotonic(), "gone", self.name))
 

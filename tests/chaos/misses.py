@@ -248,15 +248,15 @@ def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
         return records.has_job(task, replica)
     fires, misfires = (records.told(kind, task.name) for kind in ("fire", "misfired"))
     has_fired = any(fire.replica == replica and fire.at < at for fire in fires)
-    has_asked = has_fired and not any(misfire.replica == replica for misfire in misfires)
-    return has_asked and records.has_job(task, replica)
+    has_missed = any(misfire.replica == replica and misfire.at < at for misfire in misfires)
+    return has_fired and not has_missed and records.has_job(task, replica)
 
 
 def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Breach]:
     """Find run times that were refused because of a run that died, and that were not run then."""
     for number, claim in enumerate(claims):
-        if claim.over <= claim.until and claim.handed_over == inf:
-            continue  # it ended alive
+        if claim.has_ended_alive:
+            continue
         done = claim.until
         if task.failover or claim.handed_over < inf:  # it is run again before
             again = [later for later in claims[number:] if later.window == claim.window]
@@ -266,11 +266,12 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
                 continue
             if fire.due - task.window - UNDER_WAY < claim.window:
                 continue  # it is the run's own window
-            by = max(fire.at, done) + POLL_INTERVAL + records.reaction(fire.at)
+            by = _asked_again_by(records, fire, done, claims[number + 1 :])
             if (
-                records.well(fire.replica, fire.at - RECOVERY, by, ANY)
+                by is not None
+                and records.well(fire.replica, fire.at - RECOVERY, by, ANY)
                 and not _is_busy(records, task.name, fire.replica, fire.at, by)
-                and not _is_claimed_by(by, fire, task, claims[number + 1 :])
+                and not _is_claimed_by(by, fire, task, claims)
             ):
                 text = (
                     f"the run time {fire.due:.3f} of {fire.replica} was refused because of {claim},"
@@ -279,11 +280,30 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
                 yield Breach(MISSED, task.name, fire.at, text)
 
 
+def _asked_again_by(
+    records: Records, fire: Event, done: float, later: Sequence[Claim]
+) -> float | None:
+    """Return by when a run time must be claimed that was refused because of a run that died.
+
+    Another replica may have an earlier run time in mind, which goes first. If its run dies, too,
+    the run time is claimed after that, and else not at all: ``None``.
+
+    :param done: when the run that died was over
+    :param later: the claims after it
+    """
+    takes = POLL_INTERVAL + records.reaction(fire.at)
+    by = max(fire.at, done) + takes
+    for claim in later:
+        if claim.at <= by < claim.over:
+            if claim.has_ended_alive:
+                return None
+            by = max(by, claim.until + takes)
+    return by
+
+
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
-    """Tell whether a run time was claimed by then, or an earlier one goes first and runs still."""
     return any(
-        claim.at <= by and (by < claim.over or claim.window > fire.due - task.window - UNDER_WAY)
-        for claim in claims
+        claim.at <= by and claim.window > fire.due - task.window - UNDER_WAY for claim in claims
     )
 
 

@@ -93,6 +93,11 @@ class Claim:
         """When it was released, given up or followed by another one."""
         return min(self.released, self.given_up, inf if self.after is None else self.after.at)
 
+    @property
+    def has_ended_alive(self) -> bool:
+        """Whether it was released by its holder, and not handed over."""
+        return self.over <= self.until and self.handed_over == inf
+
     def end_before(self, after: Claim) -> None:
         """Let it have ended when another one was granted, if the row has had its end by then.
 

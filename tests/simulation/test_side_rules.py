@@ -1434,6 +1434,18 @@ class TestStops:
         stage.go_to(25)
         assert stage.row().last_outcome == "ok"
 
+    def test_a_user_that_leaves_others_behind_sends_what_waits_at_once(self, stage: Stage) -> None:
+        first = stage.replica()
+        stage.replica(beside=first)
+        held = stage.claim(first)
+        stage.faults.plan("release", "rejected", times=1)
+        stage.release(first, held, ENDED_WELL)
+        stage.go_to(1)
+        call = stage.call(first, lambda: first.close(blocking=True))
+        stage.go_to(4)
+        assert call.ended < 1.5
+        assert stage.row().last_outcome == "ok"
+
     def test_a_user_that_leaves_others_behind_does_not_wait_for_what_is_sent_again_later(
         self, stage: Stage
     ) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.chaos.application import create_tables, read_events
 from tests.support.rows import RUNNING, add_task
+from tests.support.waist import ReleaseRequest, RunOutcome, WindowAfter, statements_of
 
 LEASE_ENDED = "lease ended"
 # As a worker process's parent ends the lease of a dead run.
@@ -31,10 +33,19 @@ def test_a_lease_ends_only_with_a_time_that_has_come(
     ]
 
 
-def test_a_run_that_overran_its_maximum_lock_is_given_up_without_a_death(
-    direct_url: str, connection: psycopg.Connection[Any]
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_a_run_that_overran_its_maximum_lock_was_given_up_or_has_ended(
+    direct_url: str, connection: psycopg.Connection[Any], is_given_up: bool
 ) -> None:
     create_tables(direct_url)
-    add_task(connection, "job", **RUNNING)
-    connection.execute("UPDATE task_lock SET finished_at = now(), last_outcome = 'overran'")
-    assert [event.kind for event in read_events(direct_url, 0.0)] == ["claimed", "given up"]
+    add_task(connection, "job", **RUNNING, overran="true")
+    connection.execute("UPDATE task_lock SET locked_until = now() - interval '1 s'")
+    [(claim_id,)] = connection.execute("SELECT claim_id FROM task_lock")
+    replica = statements_of("one", connection)
+    if is_given_up:
+        replica.give_up(claim_id, "job")
+    else:
+        overran = RunOutcome(WindowAfter.KEEP, "overran")
+        replica.ask(ReleaseRequest("job", claim_id, overran, token=7))
+    kinds = [event.kind for event in read_events(direct_url, 0.0)]
+    assert kinds == ["claimed", LEASE_ENDED, "given up" if is_given_up else "released"]

@@ -289,6 +289,10 @@ STORIES = {
     "killed alone": "killed; killed_alone",
     "worker killed": "begun on a; kills 7; freed",
     "given up by b": "killed in its run; drop replica=b; starts -5 e; fires e; starts -0.8 b",
+    # The run of token 3 dies, and that of an earlier run time, which goes first.
+    "two dead": "begun on a; renews 3 a 5 8; silent a 8.1; tell 8.3 killed a; starts -5 c;"
+    "fires c 0 16; gives_up 3 b 11.4; claims 4 c 11.5 6.7; begins 4 c 6.7 at=11.5;"
+    "renews 4 c 12.5 16; tell 16.3 killed c; gives_up 4 b 18.9",
     "once": "peaceful; plans once 5; fire a 5 once; fire b 5 once",
 }
 
@@ -399,6 +403,10 @@ refused because of a dead run, when an earlier run time goes first and takes lon
     begun on a; renews 3 a 5 8; silent a 8.1; tell 8.3 killed a; starts -5 c; fires c;
     gives_up 3 b 11.4; claims 4 c 11.5 6.7; begins 4 c 6.7 at=11.5; renews 4 c 12.5 16; ends 4 c 16;
     releases 4 c 16.01; goes_on 5 b 16.7 -> right
+refused because of two dead runs, one after the other, and claimed then
+    two dead; runs_late 5 b 18.7 19; goes_on 6 b 20.7 -> right
+refused because of two dead runs, one after the other, and forgotten
+    two dead; goes_on 5 b 20.7 -> 2 window missed
 given back, and claimed again at once
     two runs; claims 3 a 4; releases 3 a 4.1 kept=0; runs_late 4 a 4 4.2; goes_on 5 a 6 -> right
 a dead run that is left
@@ -463,6 +471,9 @@ a dead run of a one-off job that another replica has asked for
 a dead run of a one-off job that another replica has missed
     killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6;
     tell 3.55 misfired b task=once due=3.5; during 3.4 stopped 3.54 continued b -> right
+a dead run of a one-off job that another replica has missed long after it
+    killed; plans once 3.5; fire a 3.5 once; fire b 3.5 once; begins_once 3.6;
+    tell 20 misfired b task=once due=3.5; during 15 stopped 19.9 continued b -> window missed
 a one-off job that nobody runs once the database answers
     once; during 4 slowed 9 quick -> 2 window missed
 

@@ -14,7 +14,6 @@ from benchmarks.fidelity.clock import (
     TravellingDatabase,
     moment,
     seconds,
-    travelling_database,
 )
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
@@ -56,12 +55,6 @@ PERIOD = 300.0
 WINDOWS = 12
 
 CALM = Trace(Conditions("calm"), WINDOWS, seed=1)
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[TravellingDatabase]:
-    with travelling_database() as database:
-        yield database
 
 
 def run(window: float, *, after: float = 1.0, takes: float = 60.0, dies: bool = False) -> Run:

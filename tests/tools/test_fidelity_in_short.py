@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from benchmarks.fidelity.clock import TravellingDatabase, travelling_database
+from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.rules import TRACE_RULES, Rule
 from benchmarks.fidelity.simulation import Simulation
 from benchmarks.fidelity.trace import Conditions, Trace
 
 PERIOD = 300.0
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[TravellingDatabase]:
-    with travelling_database() as database:
-        yield database
 
 
 @pytest.mark.parametrize("kind", TRACE_RULES, ids=lambda kind: kind.name)

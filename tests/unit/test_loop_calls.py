@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -24,11 +27,15 @@ class CountingLoop(asyncio.SelectorEventLoop):
     """An event loop.
 
     :ivar wake_ups: how many times another thread has woken it
+    :ivar is_interrupted: whether Ctrl-C comes when it is to be woken
     """
 
     wake_ups = 0
+    is_interrupted = False
 
     def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
         self.wake_ups += 1
         return super().call_soon_threadsafe(*arguments, **options)
 
@@ -44,23 +51,70 @@ def call(loop: CountingLoop, function: Callable[[], object]) -> None:
     call_on_its_loop(SimpleNamespace(_eventloop=loop), function)
 
 
+def run(loop: CountingLoop) -> None:
+    """Run the loop until it has nothing more to do at once."""
+    for _ in range(5):
+        loop.run_until_complete(asyncio.sleep(0))
+
+
 def test_many_calls_wake_the_loop_once_and_are_made_in_their_order(loop: CountingLoop) -> None:
     made: list[int] = []
     for number in range(MANY):
         call(loop, lambda number=number: made.append(number))
-    call(loop, loop.stop)
-    loop.run_forever()
+    run(loop)
     assert made == list(range(MANY))
     assert loop.wake_ups == 1
 
 
-def test_a_call_that_comes_after_the_loop_has_taken_the_others_wakes_it_again(
+def test_a_call_that_comes_after_the_others_were_made_wakes_the_loop_again(
     loop: CountingLoop,
 ) -> None:
-    for _ in range(2):
-        call(loop, loop.stop)
-        loop.run_forever()
+    made: list[int] = []
+    for number in range(2):
+        call(loop, lambda number=number: made.append(number))
+        run(loop)
+    assert made == [0, 1]
     assert loop.wake_ups == 2
+
+
+def test_a_call_that_comes_while_others_are_made_wakes_the_loop_again(loop: CountingLoop) -> None:
+    made: list[str] = []
+    call(loop, lambda: call(loop, lambda: made.append("another")))
+    run(loop)
+    assert made == ["another"]
+
+
+def test_a_call_is_made_before_the_loops_later_callbacks(loop: CountingLoop) -> None:
+    made: list[str] = []
+    call(loop, lambda: made.append("call"))
+    loop.call_soon_threadsafe(made.append, "callback")
+    run(loop)
+    assert made == ["call", "callback"]
+
+
+def test_what_is_left_by_an_interrupted_call_is_made_later(loop: CountingLoop) -> None:
+    made: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    call(loop, interrupt)
+    call(loop, lambda: made.append("the next one"))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    run(loop)
+    assert made == ["the next one"]
+
+
+def test_a_call_that_could_not_wake_the_loop_is_made_with_the_next_one(loop: CountingLoop) -> None:
+    made: list[int] = []
+    loop.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        call(loop, lambda: made.append(0))
+    loop.is_interrupted = False
+    call(loop, lambda: made.append(1))
+    run(loop)
+    assert made == [0, 1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asyncio hears no signals there")
@@ -96,9 +150,11 @@ def test_no_call_is_left_while_threads_make_them_and_the_loop_takes_them(
         each.start()
     for each in threads:
         each.join()
-    eventually(lambda: len(made) == 4 * MANY)
-    loop.call_soon_threadsafe(loop.stop)
-    runs.join()
+    try:
+        eventually(lambda: len(made) == 4 * MANY)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        runs.join()
 
 
 def test_each_call_has_the_context_in_which_it_was_asked_for(loop: CountingLoop) -> None:
@@ -107,8 +163,7 @@ def test_each_call_has_the_context_in_which_it_was_asked_for(loop: CountingLoop)
     for number in range(2):
         variable.set(number)
         call(loop, lambda: seen.append(variable.get()))
-    call(loop, loop.stop)
-    loop.run_forever()
+    run(loop)
     assert seen == [0, 1]
 
 
@@ -121,15 +176,32 @@ def test_an_error_of_a_call_is_the_loops_and_the_next_ones_are_made(loop: Counti
         raise error
 
     call(loop, fail)
-    call(loop, loop.stop)
-    loop.run_forever()
-    assert told == [error]
+    call(loop, lambda: told.append("the next one"))
+    run(loop)
+    assert told == [error, "the next one"]
 
 
-def test_a_closed_loop_is_told_at_each_call() -> None:
+def test_each_call_on_a_closed_loop_is_an_error_and_none_keeps_the_loop() -> None:
     closed = CountingLoop()
-    call(closed, lambda: None)  # which it has not taken
+    call(closed, partial(setattr, closed, "made", True))  # which it has not made
     closed.close()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closed"):
-            call(closed, lambda: None)
+            call(closed, partial(setattr, closed, "made", True))
+    gone = ref(closed)
+    del closed
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_loop_that_is_closed_with_calls_that_it_has_not_made_goes_when_another_one_comes(
+    loop: CountingLoop,
+) -> None:
+    closed = CountingLoop()
+    call(closed, partial(setattr, closed, "made", True))
+    closed.close()
+    gone = ref(closed)
+    del closed
+    call(loop, lambda: None)
+    gc.collect()
+    assert gone() is None
