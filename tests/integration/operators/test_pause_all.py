@@ -95,6 +95,11 @@ class TestReplicas:
 
 
 class TestCalls:
+    @pytest.fixture(autouse=True)
+    def short_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(locks, "TABLE_BREAK", 0.01)
+        monkeypatch.setattr(locks, "LONGEST_TABLE_WAIT", 0.1)
+
     def test_it_waits_for_a_claim_that_is_under_way(
         self, operator: TaskLocks, connection: Connection, direct_url: str
     ) -> None:
@@ -122,9 +127,7 @@ class TestCalls:
         operator: TaskLocks,
         direct_url: str,
         caplog: pytest.LogCaptureFixture,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(locks, "LONGEST_TABLE_WAIT", 0.1)
         with psycopg.connect(direct_url) as other:
             other.execute("LOCK TABLE task_lock IN ROW EXCLUSIVE MODE")
             with pytest.raises(TaskLockError, match="doctor` names them"):

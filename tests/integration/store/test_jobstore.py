@@ -439,6 +439,7 @@ class TestRuns:
         """Also those of two weeks."""
         replica = make(start=False, poll_interval=0.3)
         given = {"args": [key], "id": key, "misfire_grace_time": None, "coalesce": True}
+        given["kwargs"] = {"task_lock": {"grace": 0}}  # so that a miss is told at once
         end = now()
         given["next_run_time"] = end - timedelta(days=15)
         replica.scheduler.add_job(note, "cron", second="*", end_date=end, **given)
