@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import thread as thread_pools
 from dataclasses import replace
+from math import inf
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
@@ -177,6 +178,11 @@ def safe_look(watch: Any) -> Any:
 def end_database_threads() -> None:
     """Do what is done at the end of an interpreter without a shutdown."""
     database_thread._end_all()
+
+
+def is_asleep(thread: ReplicaThread) -> bool:
+    """Return whether a replica's thread waits for a message."""
+    return thread._turn_began == inf
 
 
 def waiting_in(thread: ReplicaThread) -> int:

@@ -23,7 +23,7 @@ from apscheduler_tasklock._runs.queue import AllBusy, Ask, RunQueue
 from apscheduler_tasklock._runs.run import QueuedRun, RunKind, State
 from tests.support.exchanges import InThread, Setup
 from tests.support.held_wire import PATIENCE, HeldWire
-from tests.support.internals import waiting_in
+from tests.support.internals import is_asleep, waiting_in
 from tests.support.polling import eventually
 from tests.support.socket_pairs import noting_pairs
 from tests.support.waist import ClaimOutcome
@@ -172,6 +172,7 @@ def test_a_run_that_begins_lets_those_that_wait_be_asked_for(
     queue.call(stop_is_due.set)
     assert stop_is_due.wait(PATIENCE)
     assert carrier.asked == ["a"]
+    eventually(lambda: is_asleep(queue.thread))  # so that it does not take the message anyway
     queue.begun(run)
     eventually(lambda: carrier.asked == ["a", "b"])
 
