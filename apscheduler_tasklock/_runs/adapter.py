@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, thread
@@ -19,6 +20,7 @@ from contextvars import Context, copy_context
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
+from math import inf
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,6 +42,9 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 # Limits the seconds for which a job of a memory job store may have been due. A scheduler that
 # leaves a job due for longer is treated as stuck.
 LATEST_WAKEUP = 60.0
+
+# An event loop that has not made its calls is woken again after so many seconds, at the next call.
+WAKE_AGAIN = 1.0
 
 # The modules of APScheduler whose executors call a job's function, and do not await the coroutine
 # that it may return.
@@ -653,40 +658,43 @@ def call_on_its_loop(inner: Any, function: Callable[[], None]) -> None:
 
 
 class _LoopCalls:
-    """The calls that an event loop has not made yet.
-
-    :ivar is_woken: whether the loop was woken, and has not begun to make the calls
-    """
+    """The calls that an event loop has not made yet."""
 
     def __init__(self) -> None:
+        # Held only while a call is added or taken, so the loop waits for no more than that. It is
+        # reentrant, because a signal handler or the garbage collector may add a call meanwhile.
+        self._lock = threading.RLock()
         self._calls: deque[tuple[Callable[[], object], Context]] = deque()
-        self.is_woken = False
+        self._woken_at = -inf  # `-inf`: the loop has taken all calls since it was woken
 
     def add(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
         """Let the loop make one call more.
 
         :raises RuntimeError: the loop is closed
         """
-        self._calls.append((function, copy_context()))
-        if loop.is_closed() or not self.is_woken:
-            self._wake(loop)
+        context = copy_context()
+        with self._lock:
+            self._calls.append((function, context))
+            # A wake-up is lost if Ctrl-C comes before its first line, so another one follows.
+            if loop.is_closed() or time.monotonic() > self._woken_at + WAKE_AGAIN:
+                self._wake(loop)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.is_woken = True
         try:
             loop.call_soon_threadsafe(self._make, loop)
-        except BaseException:
-            self.is_woken = False
-            if loop.is_closed():
-                self._calls.clear()
+        except RuntimeError:
+            self._calls.clear()
             raise
+        self._woken_at = time.monotonic()
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make the calls that there are, in the loop's thread. Each further one wakes it again."""
-        self.is_woken = False
+        with self._lock:
+            self._woken_at = -inf
+            calls, self._calls = self._calls, deque()
         try:
-            for _ in range(len(self._calls)):
-                function, context = self._calls.popleft()
+            while calls:
+                function, context = calls.popleft()
                 try:
                     context.run(function)
                 except (SystemExit, KeyboardInterrupt):
@@ -695,9 +703,10 @@ class _LoopCalls:
                     failed = {"message": f"Exception in {function!r}", "exception": error}
                     loop.call_exception_handler(failed)
         finally:
-            is_interrupted = self._calls and not self.is_woken
-            if is_interrupted and not loop.is_closed():
-                self._wake(loop)
+            if calls and not loop.is_closed():  # such as after Ctrl-C in one of them
+                with self._lock:
+                    self._calls.extendleft(reversed(calls))
+                    self._wake(loop)
 
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopCalls] = WeakKeyDictionary()
@@ -714,8 +723,9 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
     calls = _of_loops.get(loop)
     if calls is None:
         # Calls that were not made before their loop was closed refer to it, and so keep it.
-        for closed in [each for each in list(_of_loops) if each.is_closed()]:
-            _of_loops.pop(closed, None)
+        for known in [known for each in _of_loops.keyrefs() if (known := each()) is not None]:
+            if known.is_closed():
+                _of_loops.pop(known, None)
         calls = _of_loops.setdefault(loop, _LoopCalls())
     calls.add(loop, function)
 

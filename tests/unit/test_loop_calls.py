@@ -28,14 +28,23 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     :ivar wake_ups: how many times another thread has woken it
     :ivar is_interrupted: whether Ctrl-C comes when it is to be woken
+    :ivar is_deaf: whether wake-ups are lost, as by Ctrl-C right before the first line of a callback
+    :ivar meanwhile: what happens at the next wake-up, before it
     """
 
     wake_ups = 0
     is_interrupted = False
+    is_deaf = False
+    meanwhile: Callable[[], object] | None = None
 
     def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> asyncio.Handle:
         if self.is_interrupted:
             raise KeyboardInterrupt
+        if self.is_deaf:
+            return super().call_later(3600.0, lambda: None)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
         self.wake_ups += 1
         return super().call_soon_threadsafe(*arguments, **options)
 
@@ -155,6 +164,44 @@ def test_no_call_is_left_while_threads_make_them_and_the_loop_takes_them(
     finally:
         loop.call_soon_threadsafe(loop.stop)
         runs.join()
+
+
+def test_a_call_follows_one_whose_wake_up_was_lost(
+    loop: CountingLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apscheduler_tasklock._runs.adapter.WAKE_AGAIN", 0.0)
+    made: list[int] = []
+    loop.is_deaf = True
+    call(loop, lambda: made.append(0))
+    loop.is_deaf = False
+    call(loop, lambda: made.append(1))
+    run(loop)
+    assert made == [0, 1]
+
+
+def test_a_call_of_another_thread_is_not_passed_by_what_that_thread_does_next(
+    loop: CountingLoop,
+) -> None:
+    """The thread whose call wakes the loop is slower than the other one."""
+    made: list[str] = []
+    is_done = threading.Event()
+
+    def act() -> None:
+        call(loop, lambda: made.append("call"))
+        loop.call_soon_threadsafe(made.append, "callback")
+        is_done.set()
+
+    other = threading.Thread(target=act)
+
+    def let_it_act() -> None:
+        other.start()
+        is_done.wait(0.05)  # it waits for the wake-up, which is not made yet
+
+    loop.meanwhile = let_it_act
+    call(loop, lambda: None)
+    other.join()
+    run(loop)
+    assert made == ["call", "callback"]
 
 
 def test_each_call_has_the_context_in_which_it_was_asked_for(loop: CountingLoop) -> None:
