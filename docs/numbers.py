@@ -143,6 +143,7 @@ TOLD: dict[str, list[str]] = {
         "by default {lease} s or a third of the maximum lock",
         "No lease below {no_lease_below} s is chosen by default without failover.",
         "It lasts for the limit of one answer and {recovery} s",
+        "A job that runs for {renewal} s or longer costs a statement every {renewal} s",
     ],
     "docs/decisions/0013-one-thread-for-the-database.md": [
         "a third of `claim_timeout`, at most {answer} s"
