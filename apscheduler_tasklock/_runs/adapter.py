@@ -700,8 +700,10 @@ class _LoopCalls:
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:  # noqa: BLE001  # as the loop does with callbacks
-                    failed = {"message": f"Exception in {function!r}", "exception": error}
-                    loop.call_exception_handler(failed)
+                    # Not in a variable: the error's traceback refers to this frame.
+                    loop.call_exception_handler(
+                        {"message": f"Exception in {function!r}", "exception": error}
+                    )
         finally:
             if calls and not loop.is_closed():  # such as after Ctrl-C in one of them
                 with self._lock:

@@ -228,6 +228,29 @@ def test_an_error_of_a_call_is_the_loops_and_the_next_ones_are_made(loop: Counti
     assert told == [error, "the next one"]
 
 
+def test_an_error_of_a_call_leaves_no_cycle(loop: CountingLoop) -> None:
+    class OurError(Exception): ...
+
+    gone: list[ref[OurError]] = []
+
+    def fail() -> None:
+        error = OurError()
+        gone.append(ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    loop.set_exception_handler(lambda _loop, _context: None)
+    gc.disable()
+    try:
+        call(loop, fail)
+        run(loop)
+        assert gone[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_each_call_on_a_closed_loop_is_an_error_and_none_keeps_the_loop() -> None:
     closed = CountingLoop()
     call(closed, partial(setattr, closed, "made", True))  # which it has not made
