@@ -35,8 +35,8 @@ class ApplicationThread:
     def __init__(self, name: str = NAME, *, keeps_out: bool = False) -> None:
         self._name, self._keeps_out = name, keeps_out
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        # Reentrant, because the garbage collector may run at any line of `_start`, and close an
-        # object that logs, which calls `_start` again.
+        # Reentrant, because the garbage collector may run at any line of `start`, and close an
+        # object that logs, which calls `start` again.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._hanging: set[threading.Thread] = set()
@@ -50,12 +50,12 @@ class ApplicationThread:
                 return
             self._hanging.add(self._thread)
             self._thread, self._called_at = None, inf
-            self._start()
+            self.start()
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the thread, after all earlier calls. Does not wait for the call."""
         self._calls.put(function)
-        self._start()
+        self.start()
 
     def call_also_here(self, function: Callable[[], object]) -> None:
         """Call a function in the thread; in this one if no thread can be started."""
@@ -78,8 +78,11 @@ class ApplicationThread:
             self._call_all()
         is_over.wait(max(0.0, until - time.monotonic()))
 
-    def _start(self) -> None:
-        """Start the thread, unless there is one. If the start fails, the next call tries again."""
+    def start(self) -> None:
+        """Start the thread, unless there is one. If the start fails, the next call tries again.
+
+        Never raises. Of no use if no call waits.
+        """
         with self._starting:
             if self._thread is not None:
                 return

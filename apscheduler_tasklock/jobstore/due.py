@@ -1,10 +1,15 @@
-"""The thread that reads due jobs, and puts their run times into the executors' queues.
+"""The reader of due jobs, which puts their run times into the executors' queues.
 
 A *look* is a read of due jobs, with all work that follows from the read until the next look.
 A read locks nothing and writes nothing, so several replicas may read the same due job. Each of
 these replicas claims the job's run time when one of its workers is free. One claim is granted, and
 its statement also moves the job to its next run time. So no run time is lost if a replica dies
 between its read and its claim, or if its claim is refused.
+
+When to look is decided in the replica's thread, which hears of everything that matters for it. The
+look itself runs the jobs' own code: it imports their functions, and asks their triggers. So each
+look is a call in another thread, which may hang. A look whose job hangs is over; the next look
+leaves that job out, and is a call in a new thread.
 
 APScheduler's own loop does none of this, so that no database error can end that loop, and no event
 loop waits for the database.
@@ -17,7 +22,7 @@ import logging
 import random
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -62,7 +67,7 @@ logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 
-NAME, OWN_CODE = "tasklock-store", "tasklock-imports"
+NAME = "tasklock-store"
 # Limits the due jobs that are read for each free worker. Other replicas claim some of them.
 READ_PER_WORKER = 3
 # Limits the due jobs of one read, and the jobs that one statement moves to their next run times.
@@ -157,27 +162,15 @@ class _Look:
         return self.received - (self.now.timestamp() - moment.timestamp())
 
 
-class _JobCode:
-    """A call of a job's own code: the import of its function, its trigger, its arguments.
-
-    :ivar is_over: set when the code has returned or raised
-    :ivar returned: what the code has returned; ``None`` if it raised
-    """
-
-    def __init__(self) -> None:
-        self.is_over = threading.Event()
-        self.returned: Any = None
-
-    def run(self, do: Callable[[], Any]) -> None:
-        """Call the code."""
-        try:
-            self.returned = do()
-        finally:
-            self.is_over.set()
+class _LookIsOverError(Exception):
+    """Ends a look whose job has hung, because another look has begun in its place."""
 
 
 class DueJobs:
     """Reads due jobs, and has their run times claimed and run.
+
+    The replica's thread steps it, and begins its looks, one at a time. While a look goes on, the
+    look alone changes what is noted of jobs and of the next look; else the replica's thread does.
 
     :param locks: the job store's connection
     :param scheduler: the scheduler of the job store
@@ -185,6 +178,8 @@ class DueJobs:
     :param codec: reads the rows
     :param interval: seconds between two ordinary looks. Many live replicas make this time longer.
     :param notices: log lines about jobs that cannot run here
+    :ivar messages: to :meth:`step`: run times that are over; ``None`` only wakes it
+    :ivar wakes_at: when :meth:`step` is due, on the monotonic clock
     """
 
     def __init__(
@@ -202,12 +197,14 @@ class DueJobs:
         self._alias = alias
         self._codec = codec
         self._interval = interval
-        self._closed = threading.Event()
-        # Messages of other threads: _woken ends the wait, _is_called asks for a look soon,
-        # _is_urgent asks for a look at once, and _over has the run times that are over.
-        self._woken = threading.Event()
+        self.messages: list[DueRun | None] = []
+        self.wakes_at = inf
+        self._closed = False
+        self._over: list[DueRun] = []  # run times that are over, and are to be noted
+        # Other threads ask for a look: soon, or at once.
         self._is_called = self._is_urgent = False
-        self._over: deque[DueRun] = deque()
+        self._has_ended = threading.Event()  # set while no look goes on
+        self._has_ended.set()
         self._next_at = 0.0  # when to look, on the monotonic clock
         self._looked_at = 0.0
         self._check_runs_at = 0.0
@@ -226,85 +223,99 @@ class DueJobs:
         self._flood: Flood | None = None
         self._began = 0.0  # when the read of the current row began, on the monotonic clock
         self._notices = notices
-        # Runs the jobs' own code in another thread, so that code that hangs delays other jobs only
-        # briefly.
-        self._own_code = ApplicationThread(OWN_CODE)
+        self._looks = ApplicationThread(NAME)
         self._longest_turn = locks.settings.timings.longest_turn
-        self._hanging: dict[str, _JobCode] = {}  # by job id
-        self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+        # By job id: since when the job's own code runs in the look that goes on. Whoever removes
+        # the entry first decides whether the look goes on or is over.
+        self._own_code: dict[str, float] = {}
+        self._hanging: set[str] = set()  # ids of jobs whose own code has not returned yet
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Begin to look.
+
+        :raises RuntimeError: no thread can be started
+        """
+        self._locks.thread.start()
+        self.wake()
 
     def close(self, shutdown: Shutdown) -> None:
-        """Stop the thread, and wait for it within the limits of a shutdown."""
-        self._closed.set()
-        self._woken.set()
-        self._locks.stop_claiming()  # which ends the thread's wait for the database
-        self._thread.join(min(WITHDRAWING_LIMIT, shutdown.seconds_left))
+        """Begin no further look, and wait for the last one within the limits of a shutdown."""
+        self._closed = True
+        self._locks.stop_claiming()  # which ends a look's wait for the database
+        self._locks.thread.post(self, None)
+        self._has_ended.wait(min(WITHDRAWING_LIMIT, shutdown.seconds_left))
 
     def wake(self) -> None:
         """Ask for a look soon, because a change may have made a job due. Does not wait."""
         self._is_called = True
-        self._woken.set()
+        self._locks.thread.post(self, None)
 
     # ---- called by the queues, in other threads --------------------------------------------------
 
     def is_wanted(self, _due: DueRun) -> bool:
         """Return whether a run time that was read is still to be claimed here."""
         is_wanted = self._scheduler.is_running and not self._scheduler.is_abandoned
-        return is_wanted and not self._closed.is_set()
+        return is_wanted and not self._closed
 
     def note_over(self, due: DueRun) -> None:
         """Note that a run time is over here: it was run, or another replica has claimed it."""
-        self._over.append(due)
-        self._woken.set()
+        self._locks.thread.post(self, due)
 
     def _note_room(self) -> None:
         """Ask for a look at once if more jobs may be due than were read. A worker is free now."""
         if self._has_more and self._rejected is None:
             self._is_urgent = True
-            self._woken.set()
+            self._locks.thread.post(self, None)
 
-    # ---- when to look ----------------------------------------------------------------------------
+    # ---- when to look: in the replica's thread ---------------------------------------------------
 
-    def _work(self) -> None:
-        while self._wait():
-            try:
-                self._look()
-                if self._rejected is None:
-                    self._locks.rejections.end(JOB_STORE)
-            except TaskLockDatabaseError:  # logged as an outage
-                self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
-            except TaskLockError as error:
-                self._look_in(self._interval)
-                self._locks.rejections.begin(JOB_STORE, error)
-            except (Exception, SystemExit):  # nothing may end this thread unseen
-                self._look_in(self._interval)
-                logger.exception("The job store could not be looked at; trying again")
+    def step(self) -> None:
+        """Take the messages, and begin a look if it is time."""
+        messages, self.messages = self.messages, []
+        self._over += [due for due in messages if due is not None]
+        now = time.monotonic()
+        if not (self._has_ended.is_set() or self._is_stuck(now)):
+            self.wakes_at = min(self._own_code.values(), default=now) + self._longest_turn
+            return
+        # A run time that is over by now may be due again, as after a change of its job. Without
+        # this its job would count as queued, and wait for the ordinary look.
+        self._note_outcomes()
+        self.wakes_at = inf if self._closed else self._look_at
+        if self.wakes_at <= now:
+            self._is_called = self._is_urgent = False
+            self._looked_at = now
+            self.wakes_at = now + self._longest_turn
+            self._has_ended.clear()
+            self._looks.call(self._look_safely)
 
-    def _wait(self) -> bool:
-        """Wait until it is time to look; return ``False`` when the job store is closed."""
-        while True:
-            self._woken.wait(max(0.0, self._next_at - time.monotonic()))
-            self._woken.clear()
-            self._note_outcomes()
-            if self._closed.is_set():
-                return False
-            if self._is_called or self._is_urgent or time.monotonic() >= self._next_at:
-                break
-        is_soon = self._is_urgent or time.monotonic() >= self._next_at
-        shortest = SHORTEST_PAUSE if is_soon else SHORTEST_INTERVAL
-        too_soon = self._looked_at + shortest - time.monotonic()
-        if too_soon > 0:
-            self._closed.wait(too_soon)
-            # A run time that is over by now may be due again, as after a change of its job. Without
-            # this its job would count as queued, and wait for the ordinary look.
-            self._note_outcomes()
-        self._is_called = self._is_urgent = False
-        self._looked_at = time.monotonic()
-        return not self._closed.is_set()
+    @property
+    def _look_at(self) -> float:
+        """When to look next, on the monotonic clock."""
+        soonest = self._looked_at + SHORTEST_PAUSE
+        look_at = soonest if self._is_urgent else max(self._next_at, soonest)
+        return min(look_at, self._looked_at + SHORTEST_INTERVAL) if self._is_called else look_at
+
+    def _is_stuck(self, now: float) -> bool:
+        """Return whether the look that goes on is over, because its job hangs; note that job."""
+        self._looks.start()  # if no thread could be started when the look began
+        for job_id, since in list(self._own_code.items()):
+            if now < since + self._longest_turn:
+                continue
+            self._hanging.add(job_id)
+            if self._own_code.pop(job_id, None) is None:  # it has returned at this moment
+                self._hanging.discard(job_id)
+                continue
+            self._has_ended.set()
+            self._looks.relieve(0.0)
+            self._look_in(0)
+            logger.warning(
+                "Job %r: the import of its function, or its trigger, has not returned for %g s; "
+                "until it returns, the job is left to other replicas",
+                job_id,
+                self._longest_turn,
+            )
+            return True
+        return False
 
     def _look_in(self, seconds: float) -> None:
         self._next_at = time.monotonic() + seconds
@@ -315,8 +326,8 @@ class DueJobs:
     def _note_outcomes(self) -> None:
         """Note the outcomes of the run times that are over here."""
         now = time.monotonic()
-        while self._over:
-            due = self._over.popleft()
+        over, self._over = self._over, []
+        for due in over:
             job_id = due.move.job_id
             if self._queued.get(job_id) is due:
                 del self._queued[job_id]
@@ -368,7 +379,27 @@ class DueJobs:
         if self._flood is not None:
             self._look_by(now + self._flood.rest)
 
-    # ---- a look ----------------------------------------------------------------------------------
+    # ---- a look, in a thread that may hang -------------------------------------------------------
+
+    def _look_safely(self) -> None:
+        """Look, whatever happens, and have the next look planned."""
+        try:
+            if not self._closed:
+                self._look()
+                if self._rejected is None:
+                    self._locks.rejections.end(JOB_STORE)
+        except _LookIsOverError:
+            return
+        except TaskLockDatabaseError:  # logged as an outage
+            self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+        except TaskLockError as error:
+            self._look_in(self._interval)
+            self._locks.rejections.begin(JOB_STORE, error)
+        except BaseException:  # whatever it is, looks go on
+            self._look_in(self._interval)
+            logger.exception("The job store could not be looked at; trying again")
+        self._has_ended.set()
+        self._locks.thread.post(self, None)
 
     def _look(self) -> None:
         """Check dead runs from time to time, and read due jobs if workers are free."""
@@ -390,13 +421,13 @@ class DueJobs:
         most = {alias: self._most(alias, executor) for alias, executor in executors.items()}
         if any(most.values()):
             self._read_due(executors, most)
-        else:  # a worker that becomes free wakes this thread
+        else:  # a worker that becomes free asks for a look
             self._has_more = True
             self._look_in(self._interval)
 
     def _abandon(self) -> None:
         """Stop, because the scheduler's event loop was closed."""
-        self._closed.set()
+        self._closed = True
         logger.warning(
             "The job store %r runs no more jobs here, because the event loop of its scheduler was "
             "closed. Call the scheduler's shutdown() before the loop is closed",
@@ -431,7 +462,6 @@ class DueJobs:
         now = time.monotonic()
         self._refused = {k: v for k, v in self._refused.items() if v[0] > now - LONGEST_REFUSED}
         refused = [job_id for job_id, (until, _) in self._refused.items() if until > now]
-        self._hanging = {k: call for k, call in self._hanging.items() if not call.is_over.is_set()}
         flood = self._flood
         if flood is not None:
             self._sift(flood, [alias for alias, count in most.items() if count], not_here)
@@ -514,7 +544,7 @@ class DueJobs:
             due = self._due(found, attributes, _Look({}, now, received))
             job = self._scheduler.make_due(attributes, due.run_time)
             self._task_of(job, self._scheduler.stored_runs[row.executor])
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error concerns this job alone
+        except BaseException as error:  # noqa: BLE001  # any error concerns this job alone
             self._skip_bad(row, error)
             return False
         return True
@@ -522,7 +552,7 @@ class DueJobs:
     def _sort_out(self, found: Sequence[DueRow], look: _Look) -> None:
         """Submit the run times that were read, and note the run times that are not to be run."""
         for row in found:
-            if self._closed.is_set():  # because a job's import may last longer than the shutdown
+            if self._closed:  # because a job's import may last longer than the shutdown
                 return
             executor = look.executors[row.row.executor]
             if executor.begins_nothing:  # the executor was removed or drained meanwhile
@@ -538,25 +568,22 @@ class DueJobs:
                 return  # so that jobs that have come due meanwhile do not wait for all of these
 
     def _run_own_code(self, job_id: str, do: Callable[[], Answer]) -> Answer | None:
-        """Return what a job's own code returns; ``None`` if it does not return in time."""
+        """Return what a job's own code returns; ``None`` if the job hangs, or cannot run here.
+
+        :raises _LookIsOverError: it has not returned in time
+        """
         if job_id in self._hanging:
             return None
-        call = _JobCode()
-        self._own_code.call(partial(call.run, do))
-        if call.is_over.wait(self._longest_turn):
-            if call.returned is None:  # the job cannot run here, or its code ended the thread
-                self._skip_refused(job_id, time.monotonic())
-            returned: Answer | None = call.returned
-            return returned
-        self._hanging[job_id] = call
-        self._own_code.relieve(0.0)
-        logger.warning(
-            "Job %r: the import of its function, or its trigger, has not returned for %g s; until "
-            "it returns, the job is left to other replicas",
-            job_id,
-            self._longest_turn,
-        )
-        return None
+        self._own_code[job_id] = time.monotonic()
+        try:
+            returned = do()
+        finally:
+            if self._own_code.pop(job_id, None) is None:
+                self._hanging.discard(job_id)
+                raise _LookIsOverError
+        if returned is None:
+            self._skip_refused(job_id, time.monotonic())
+        return returned
 
     def _prepared(self, found: DueRow, executor: StoredRuns, look: _Look) -> _Prepared | None:
         """Return the due run time of a job; ``None`` if the job cannot run here."""
@@ -575,7 +602,7 @@ class DueJobs:
                 attributes["misfire_grace_time"] = None
             job = self._scheduler.make_due(attributes, due.run_time)
             task_name = self._task_of(job, executor)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # any error concerns this job alone
+        except BaseException as error:  # noqa: BLE001  # any error concerns this job alone
             self._skip_bad(row, error)
             return None
         self._bad.clear(row.id)
@@ -673,7 +700,7 @@ class DueJobs:
         try:
             definition = self._codec.verified(row)
             attributes = self._codec.decode(definition)
-        except Exception as error:  # noqa: BLE001  # a row can hold anything
+        except BaseException as error:  # noqa: BLE001  # a row can hold anything
             self._skip_bad(row, error)
             return None
         if self._missing.has(row.func):
@@ -684,7 +711,7 @@ class DueJobs:
             self._skip_bad(row, error)
             self._missing.add(row.func)  # so that all jobs that call this function are skipped
             return None
-        except Exception as error:  # noqa: BLE001  # an import can raise anything
+        except BaseException as error:  # noqa: BLE001  # an import can raise anything
             self._missing.add(row.func)
             self._notices.log(
                 row.func,

@@ -58,7 +58,7 @@ def test_each_module_is_in_one_part_of_the_architecture(folder: str) -> None:
 def test_what_follows_from_a_failure_is_in_parts_that_there_are() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Failures\n")[2]
     rows = re.findall(r"^\| .* \| (.+?) \|$", text, re.MULTILINE)[2:]  # without the head
-    assert len(rows) > 20
+    assert len(rows) > 15
     named = [re.findall(r"\*\*(.+?)\*\*", row) for row in rows]
     assert all(named)
     assert {name for row in named for name in row} <= set(parts())

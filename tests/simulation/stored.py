@@ -372,25 +372,19 @@ class _Event:
         return self._is_set
 
 
-class _Thread:
-    def __init__(self, target: Callable[[], object], **_: Any) -> None:
+class _Looks:
+    """In place of the thread of the looks: each look is a thread of the world."""
+
+    def __init__(self, _name: str) -> None:
         process = CLOCK.world.current
         assert process is not None
         self._process = process
-        self._target = target
-
-    def start(self) -> None:
-        CLOCK.world.start(self._process, self._target, daemon=True)
-
-
-class _Here:
-    """In place of the thread of jobs' own code: it is called at once."""
-
-    def __init__(self, _name: str) -> None:
-        pass
 
     def call(self, function: Callable[[], object]) -> None:
-        function()
+        CLOCK.world.start(self._process, function, daemon=True)
+
+    def start(self) -> None:
+        """Do nothing, because a thread can be started."""
 
 
 @contextmanager
@@ -399,9 +393,9 @@ def simulating_store() -> Iterator[None]:
     with replaced(
         (due, "time", CLOCK),
         (bad_rows, "time", CLOCK),
-        (due, "threading", SimpleNamespace(Event=_Event, Thread=_Thread)),
+        (due, "threading", SimpleNamespace(Event=_Event)),
         (due, "random", Chance()),
-        (due, "ApplicationThread", _Here),
+        (due, "ApplicationThread", _Looks),
         (due, "call_application", lambda function: function()),
     ):
         yield
