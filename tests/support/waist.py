@@ -18,6 +18,7 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import psycopg
+from psycopg.rows import scalar_row
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock._database.connection import connector
@@ -523,8 +524,19 @@ class Replica(Statements):
 
 
 def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
-    """Return a cursor as the library's, on a connection."""
-    return Wire(connection, 600.0, Deadline(None)).cursor()
+    """Return a cursor as the library's, on a connection.
+
+    The connection keeps its wire, so that what comes again is prepared, as in the library.
+    """
+    wire = vars(connection).get("wire")
+    if wire is None:
+        wire = vars(connection)["wire"] = Wire(connection, 600.0, Deadline(None))
+        # Where psycopg has prepared anything, it deallocates all with a rollback.
+        connection.prepare_threshold = None
+        if connection.autocommit:  # else the question would begin a transaction
+            asked = connection.cursor(row_factory=scalar_row).execute("SELECT pg_backend_pid()")
+            wire.is_direct = asked.fetchone() == connection.info.backend_pid
+    return wire.cursor()
 
 
 def wire_to(url: str, seconds: float) -> Wire:
