@@ -103,7 +103,7 @@ def check_returned(returned: Any, where: str) -> Any:
     :raises TaskLockOptionError: the work of the returned object has not run. Such a run is not
         retried, because each attempt would end in the same way.
     """
-    why = why_not_run(type(returned))
+    why = None if returned is None else why_not_run(type(returned))
     if why is None:
         return returned
     with suppress(Exception):  # whatever the application's own code raises

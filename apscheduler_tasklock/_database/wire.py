@@ -95,6 +95,7 @@ class Wire:
     :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
         is prepared through a pooler: some poolers do not know prepared statements, and let several
         clients use one server connection.
+    :ivar encoding: the encoding of texts, as Python names it
     :ivar wait: waits for the socket; a thread that has other work may do it meanwhile
     """
 
@@ -108,6 +109,7 @@ class Wire:
     ) -> None:
         self.connection = connection
         self.is_direct = False
+        self.encoding = connection.info.encoding
         self._pgconn = connection.pgconn
         self._transformer = Transformer(connection)
         self._seconds, self._deadline = seconds, deadline
@@ -129,11 +131,6 @@ class Wire:
     def cursor(self) -> Cursor:
         """Return a cursor."""
         return Cursor(self)
-
-    @property
-    def encoding(self) -> str:
-        """The encoding of texts, as Python names it."""
-        return self.connection.info.encoding
 
     @property
     def is_idle(self) -> bool:

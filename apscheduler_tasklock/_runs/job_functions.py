@@ -154,15 +154,14 @@ def check_body_runs(function: Any, where: str, *, awaiting: str | None = None) -
                 "AsyncIOScheduler, or a plain function"
             )
         return
-    called, remedy = function, ""
+    called = function
     if not isinstance(function, (FunctionType, MethodType, BuiltinFunctionType, type)):
         called = getattr(function, "__call__", None)  # noqa: B004  # the method itself is needed
-        remedy = "; pass that method itself, as in add_job(job.__call__, ...)"
-    of = "" if called is function else f"{type(function).__qualname__}.__call__, which is "
-    if is_coroutine_function(called):
-        raise TaskLockOptionError(
-            f"{where}: its function is {of}a coroutine, and APScheduler takes the object for a "
-            f"plain function, so that nobody would await it{remedy}"
-        )
+        if is_coroutine_function(called):
+            raise TaskLockOptionError(
+                f"{where}: its function is {type(function).__qualname__}.__call__, which is a "
+                "coroutine, and APScheduler takes the object for a plain function, so that nobody "
+                "would await it; pass that method itself, as in add_job(job.__call__, ...)"
+            )
     if why := why_no_call_runs(called):
         raise TaskLockOptionError(f"{where}: its function returns {why}")
