@@ -672,6 +672,7 @@ class SimulatedExecutor(TaskLockExecutor):
     :param local_now: returns the time by the replica's clock
     :ivar client: the lock client
     :ivar running: the runs that go on
+    :ivar is_woken: whether the next look is to come at once
     """
 
     def __init__(
@@ -685,6 +686,7 @@ class SimulatedExecutor(TaskLockExecutor):
     ) -> None:
         self.local_now = local_now
         self.running: list[ReplicaRun] = []
+        self.is_woken = False
         self._is_looking = False
         self._simulation = simulation
         self._world = world
@@ -697,6 +699,7 @@ class SimulatedExecutor(TaskLockExecutor):
     def _begin(self, locks: Any) -> None:
         super()._begin(locks)
         self._parts = NotingParts(**vars(self._parts), noted=self._simulation.changed)
+        setattr(self._watch.looks, "wake", self._wake_looks)  # noqa: B010  # in place of a method
 
     def _clock(self) -> float:
         return self.local_now().timestamp()
@@ -758,8 +761,12 @@ class SimulatedExecutor(TaskLockExecutor):
         """Seconds between two looks at the rows."""
         return self._watch.looks.interval
 
+    def _wake_looks(self) -> None:
+        self.is_woken = True
+
     def look(self) -> None:
         """Look at the rows, and report the replica if its report has changed."""
+        self.is_woken = False
         seconds = self._simulation.look_latency()
         if not seconds:
             self._look(0.0)

@@ -232,12 +232,17 @@ class SimulatedReplicas:
         return [run for run in self.runs if run.job_id == job_id]
 
     def start_replica(
-        self, name: str | None = None, *, clock_offset: float | timedelta = 0.0
+        self,
+        name: str | None = None,
+        *,
+        clock_offset: float | timedelta = 0.0,
+        **options: Any,
     ) -> SimulatedReplica:
         """Start another replica within the next two seconds. Its jobs are added at once.
 
         :param name: the replica's name; by default the next number
         :param clock_offset: by how much the replica's clock is ahead, as seconds or ``timedelta``
+        :param options: of its ``TaskLockExecutor``, in place of those of all replicas
         :raises TaskLockOptionError: a live replica has this name
         """
         name = name or f"replica-{len(self._replicas) + 1}"
@@ -257,7 +262,7 @@ class SimulatedReplicas:
         stable_from = started_at + timedelta(seconds=attempt_limit(10) + Timings().recovery_grace)
         with self._seeded(), simulating(self._world), self._world.acting(process):
             executor = SimulatedExecutor(
-                self, self._world, process, self._locks, local_now, **self._options
+                self, self._world, process, self._locks, local_now, **{**self._options, **options}
             )
             executor.client.is_stable = lambda: self._now >= stable_from
             scheduler = SimulatedScheduler(
@@ -429,6 +434,8 @@ class SimulatedReplicas:
             return None
         if replica.looked_at is None:
             return replica.started_at
+        if replica.executor.is_woken:
+            return max(self._now, replica.looked_at + JUST_AFTER)
         wanted = calls_at
         if replica.seen != self._changes and replica.executor.is_watching:
             wanted = self._now
