@@ -28,15 +28,8 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from tests.simulation.fleets import MIDNIGHT, MINUTE, AddJobs, every, job
 from tests.simulation.replicas import SimulatedReplicas, SimulatedRun
-from tests.support.retry_mutations import forgetting
-
-MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
-MINUTE = timedelta(minutes=1)
-
-
-def job() -> None:
-    pass
 
 
 @task_lock()
@@ -44,14 +37,14 @@ def anywhere() -> None:
     pass
 
 
-def every_minutes(minutes: int, function: Any = job, **options: Any) -> Any:
+def every_minutes(minutes: int, function: Any = job, **options: Any) -> AddJobs:
     def add_jobs(scheduler: Any) -> None:
         scheduler.add_job(function, "interval", minutes=minutes, id="job", **options)
 
     return add_jobs
 
 
-def hourly(function: Any = job, **options: Any) -> Any:
+def hourly(function: Any = job, **options: Any) -> AddJobs:
     def add_jobs(scheduler: Any) -> None:
         scheduler.add_job(function, "cron", minute=0, id="job", **options)
 
@@ -343,9 +336,7 @@ class TestDeaths:
         assert second.replica != first.replica
 
     def test_a_run_time_that_came_meanwhile_is_run_after_the_takeover(self) -> None:
-        simulation = simulated(
-            every_minutes_cron(5), durations={"job": 250}, failover=True, lease=120
-        )
+        simulation = simulated(every(5), durations={"job": 250}, failover=True, lease=120)
         [first] = simulation.advance(minutes=8, seconds=30)
         simulation.kill(first.replica)  # its lease ends after the next run time
         second, third = simulation.advance(minutes=6, seconds=25)
@@ -470,7 +461,7 @@ class TestDeaths:
         self, failover: bool, rng: random.Random
     ) -> None:
         simulation = simulated(
-            every_minutes_cron(10),
+            every(10),
             durations={"job": 200},
             seed=rng.getrandbits(32),
             failover=failover,
@@ -495,13 +486,6 @@ class TestDeaths:
         if failover:
             ended = {run.run_time for run in runs if run.outcome == "ok"}
             assert ended >= {run.run_time for run in runs[:-1]}
-
-
-def every_minutes_cron(minutes: int, function: Any = job) -> Any:
-    def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(function, "cron", minute=f"*/{minutes}", id="job")
-
-    return add_jobs
 
 
 class TestLeaderMode:
@@ -576,7 +560,7 @@ class TestLeaderMode:
         def fail() -> None:
             raise ValueError("no")
 
-        simulation = self.led(every_minutes_cron(1, fail), durations={"job": 1})
+        simulation = self.led(every(1, fail), durations={"job": 1})
         runs = simulation.advance(minutes=3)
         assert [run.outcome for run in runs] == ["error"] * 3
         assert {run.replica for run in runs} == {"replica-1"}
@@ -593,7 +577,7 @@ class TestLeaderMode:
         assert len(leaders(simulation)) == 1
 
 
-def every_second_cron(**options: Any) -> Any:
+def every_second_cron(**options: Any) -> AddJobs:
     def add_jobs(scheduler: Any) -> None:
         job_options = {"coalesce": False, "misfire_grace_time": None, **options}
         scheduler.add_job(job, "cron", second="*", id="job", **job_options)
@@ -610,153 +594,6 @@ def check_each_second_once(runs: list[SimulatedRun]) -> None:
         (later.run_time - earlier.run_time).total_seconds() for earlier, later in pairwise(runs)
     }
     assert gaps == {1.0}
-
-
-class TestRetries:
-    """The same decisions with the library's own executor, in place of the short form."""
-
-    def failing(self, failures: int, every: int = 30, **options: Any) -> SimulatedReplicas:
-        """Return replicas of which the first attempts at each run time fail."""
-        return simulated(every_minutes_cron(every, failing(failures)), **options)
-
-    def test_a_job_that_fails_twice_runs_three_times_with_one_run_time(self) -> None:
-        simulation = self.failing(2, retries=3)
-        runs = simulation.advance(minutes=40)
-        assert [(run.attempt, run.kind, run.outcome) for run in runs] == [
-            (1, "schedule", "error"),
-            (2, "retry", "error"),
-            (3, "retry", "ok"),
-        ]
-        assert len({run.run_time for run in runs}) == 1
-        first, second, third = (run.began_at for run in runs)
-        limit = timedelta(seconds=9)  # a look, and the jitter
-        assert timedelta(seconds=30) <= second - first <= timedelta(seconds=30) + limit
-        assert timedelta(seconds=60) <= third - second <= timedelta(seconds=60) + limit
-
-    def test_a_retry_runs_on_another_replica_if_the_first_one_is_gone(self) -> None:
-        simulation = self.failing(1, retries=1)
-        [first] = simulation.advance(minutes=30, seconds=10)
-        simulation.kill(first.replica)
-        [second] = simulation.advance(minutes=1)
-        assert second.replica != first.replica
-        assert (second.kind, second.attempt, second.outcome) == ("retry", 2, "ok")
-
-    def test_a_run_time_that_comes_in_a_retry_follows_it(self) -> None:
-        simulation = self.failing(1, every=5, retries=1, durations={"job": 140})
-        runs = simulation.advance(minutes=16)
-        told = [((run.run_time - MIDNIGHT) // MINUTE, run.attempt) for run in runs]
-        assert told == [(5, 1), (5, 2), (10, 1), (10, 2), (15, 1)]
-        assert runs[2].began_at > MIDNIGHT + 10.1 * MINUTE
-
-    def test_a_retry_begins_before_the_next_run_time_or_never(self) -> None:
-        simulation = self.failing(9, every=1, retries=9, retry_delay=20)
-        runs = simulation.advance(minutes=5, seconds=30)
-        assert {run.attempt for run in runs} == {1, 2}
-        for run in runs:
-            assert run.began_at < run.run_time + MINUTE
-        assert [run.run_time for run in runs if run.attempt == 1] == [
-            MIDNIGHT + n * MINUTE for n in range(1, 6)
-        ]
-
-    def test_a_retry_gets_a_worker_before_a_run_that_was_due_after_it(self) -> None:
-        def add_jobs(scheduler: Any) -> None:
-            at = MIDNIGHT + 10 * MINUTE
-            scheduler.add_job(failing(1), "date", run_date=at, id="job")
-            for number in range(10):  # as many as there are workers
-                run_date = at + timedelta(seconds=10)
-                scheduler.add_job(job, "date", run_date=run_date, id=f"busy {number}")
-            scheduler.add_job(
-                job, "date", run_date=at + timedelta(seconds=23), id="late", misfire_grace_time=None
-            )
-
-        # The retry can begin 20 to 22 seconds after the failure, and a look finds it 25 seconds
-        # after it.
-        lasting = {f"busy {number}": 60 + 60 * (number > 0) for number in range(10)}
-        simulation = simulated(add_jobs, 1, retries=1, retry_delay=20, durations=lasting)
-        runs = simulation.advance(minutes=15)
-        assert [(run.job_id, run.attempt) for run in runs[-2:]] == [("job", 2), ("late", 1)]
-
-    @pytest.mark.parametrize("replicas", [1, 3])
-    def test_a_one_off_job_is_run_again_although_the_schedulers_have_dropped_it(
-        self, replicas: int
-    ) -> None:
-        simulation = simulated(one_off(failing(2)), replicas, retries=2)
-        runs = simulation.advance(hours=1)
-        assert [run.attempt for run in runs] == [1, 2, 3]
-        assert not any(replica.executor.is_watching for replica in simulation)
-
-    def test_a_one_off_job_is_run_again_by_others_after_a_death(self) -> None:
-        simulation = simulated(one_off(failing(1)), retries=2)
-        [first] = simulation.advance(minutes=10, seconds=20)
-        simulation.kill(first.replica)
-        [second] = simulation.advance(hours=1)
-        assert (second.attempt, second.outcome) == (2, "ok")
-
-    @pytest.mark.parametrize("replicas", [1, 3])
-    def test_replicas_that_forget_their_one_off_jobs_are_found(self, replicas: int) -> None:
-        with forgetting():
-            simulation = simulated(one_off(failing(2)), replicas, retries=2)
-            assert len(simulation.advance(hours=1)) < 3
-
-    @pytest.mark.parametrize("leader", [False, True])
-    def test_attempts_follow_each_other_whatever_dies_and_stops(
-        self, leader: bool, rng: random.Random
-    ) -> None:
-        simulation = self.failing(
-            2,
-            every=10,
-            retries=2,
-            durations={"job": 45},
-            seed=rng.getrandbits(32),
-            failover=True,
-            lease=20,
-            max_takeovers=50,
-            leader=leader,
-        )
-        for _ in range(40):
-            simulation.advance(seconds=rng.uniform(30, 400))
-            victim = rng.choice(list(simulation))
-            if len(simulation) > 2:
-                rng.choice([simulation.kill, simulation.stop])(victim)
-            else:
-                simulation.start_replica(clock_offset=rng.uniform(-1, 1))
-        simulation.advance(minutes=30)
-
-        runs = simulation.runs
-        for earlier, later in pairwise(runs):
-            assert earlier.ended_at is not None
-            assert earlier.ended_at <= later.began_at
-            if later.kind == "takeover":
-                expected = earlier.attempt, earlier.run_time
-            elif later.kind == "retry":
-                assert earlier.outcome == "error"
-                expected = earlier.attempt + 1, earlier.run_time
-            else:
-                expected = 1, later.run_time
-            assert (later.attempt, later.run_time) == expected
-        begun = Counter((run.run_time, run.attempt) for run in runs if run.kind != "takeover")
-        assert set(begun.values()) == {1}
-        firsts = [run.run_time for run in runs if run.kind == "schedule"]
-        assert {later - earlier for earlier, later in pairwise(firsts)} == {10 * MINUTE}
-
-
-def failing(failures: int) -> Any:
-    """Return a function of which so many attempts at each run time fail."""
-
-    def fail() -> None:
-        lock = current_lock()
-        assert lock is not None
-        if lock.attempt <= failures:
-            raise ValueError("no")
-
-    return fail
-
-
-def one_off(function: Any) -> Any:
-    def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(function, "date", run_date=MIDNIGHT + 10 * MINUTE, id="job")
-
-    return add_jobs
 
 
 class TestMistakes:

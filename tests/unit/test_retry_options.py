@@ -31,11 +31,21 @@ def test_no_delay_is_longer_than_a_day() -> None:
     assert delays(retries=20, retry_backoff=100)[4] == 86_400
 
 
-def test_no_run_has_more_than_20_retries() -> None:
-    """A mistyped number would keep a job busy for days."""
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # A mistyped number would keep a job busy for days.
+        ({"retries": 21}, "retries must be a whole number from 0 to 20, not 21"),
+        ({"retries": -1}, "retries must be a whole number from 0 to 20, not -1"),
+        ({"retries": True}, "retries must be a whole number"),
+        ({"retry_delay": timedelta(days=2)}, "retry_delay must be .* from 0 to a day"),
+        ({"retry_backoff": 0.5}, "retry_backoff must be a number from 1 to 100, not 0.5"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     assert LockOptions.parse({"retries": 20}, "here").retries == 20
-    with pytest.raises(TaskLockOptionError, match="retries must be a whole number from 0 to 20"):
-        LockOptions.parse({"retries": 21}, "here")
+    with pytest.raises(TaskLockOptionError, match=message):
+        LockOptions.parse(options, "here")
 
 
 def test_without_retries_there_is_no_delay() -> None:

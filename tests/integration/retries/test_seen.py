@@ -41,14 +41,12 @@ def sdk() -> Telemetry:
 def test_check_ins_tell_a_failure_at_the_last_attempt_only(
     failures: int,
     paths: list[str],
-    make_replica: MakeReplica,
+    make_replica_in_memory: MakeReplica,
     service: Service,
-    connection: Connection,
 ) -> None:
-    replica = make_replica(retries=1, **AT_ONCE)
+    replica = make_replica_in_memory(retries=1, **AT_ONCE)
     CheckIns(ping=f"{service.url}/{{task}}").attach(replica.scheduler)
     add_hourly(replica, Flaky(failures))
-    eventually(lambda: finished(connection, 2))
     eventually(lambda: len(service.paths) >= len(paths))
     replica.shutdown()  # which sends what waits
 
@@ -56,9 +54,9 @@ def test_check_ins_tell_a_failure_at_the_last_attempt_only(
 
 
 def test_the_check_ins_of_all_attempts_of_a_job_with_jitter_have_one_id(
-    make_replica: MakeReplica, sentry: Collected
+    make_replica_in_memory: MakeReplica, sentry: Collected
 ) -> None:
-    replica = make_replica(retries=1, **AT_ONCE)
+    replica = make_replica_in_memory(retries=1, **AT_ONCE)
     check_ins = CheckIns(sentry=["job"]).attach(replica.scheduler)
     # Due half a day ago, with half a day of jitter.
     hour = (now() - timedelta(hours=12)).hour
@@ -132,10 +130,8 @@ def test_a_retry_that_has_died_without_failover_is_a_failure(
         assert [task.failures for task in locks.tasks()] == [0]  # until it is taken over
 
 
-def test_what_is_measured_of_a_retry(
-    make_replica: MakeReplica, sdk: Telemetry, connection: Connection
-) -> None:
-    replica = make_replica(retries=1, retry_delay=2, poll_interval=0.2)
+def test_what_is_measured_of_a_retry(make_replica_in_memory: MakeReplica, sdk: Telemetry) -> None:
+    replica = make_replica_in_memory(retries=1, **AT_ONCE)
     add_hourly(replica, Flaky(1))
     replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
