@@ -327,6 +327,8 @@ class TestDeaths:
         # The sum of the lease and the poll interval limits the wait.
         waited = (second.began_at - first.ended_at).total_seconds()
         assert 20 < waited < 37
+        [third] = simulation.advance(minutes=30)
+        assert third.began_at - third.run_time < timedelta(seconds=1)
 
     def test_without_it_the_next_window_is_run_by_another(self) -> None:
         simulation, first = self.run_until_killed()
@@ -346,7 +348,9 @@ class TestDeaths:
         assert second.ended_at is not None
         assert second.ended_at <= third.began_at < second.ended_at + timedelta(seconds=10)
 
-    def test_a_job_that_kills_its_replicas_is_given_up(self) -> None:
+    def test_a_job_that_kills_its_replicas_is_given_up_until_its_next_window(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def poisonous() -> None:
             lock = current_lock()
             assert lock is not None
@@ -361,13 +365,20 @@ class TestDeaths:
             simulation.kill(simulation.runs[-1].replica)
             simulation.advance(minutes=2)
         assert [run.kind for run in simulation.runs] == ["schedule", "takeover", "takeover"]
-        given_up = [
-            event.reason
+        [given_up] = [
+            event
             for replica in simulation
             for event in replica.events
             if event.code == EVENT_TASK_LOCK_ERROR
         ]
-        assert given_up == ["given up"]
+        died = simulation.runs[-1]
+        assert (given_up.reason, given_up.token) == ("given up", died.token)
+        assert given_up.holder == died.replica
+        said = "is given up: 3 runs of the task in a row have died with their holders"
+        assert said in str(given_up.exception)
+        assert [said in r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [True]
+        [run] = simulation.advance(hours=1)
+        assert (run.kind, run.run_time) == ("schedule", MIDNIGHT + timedelta(hours=2))
 
     def test_a_job_can_kill_its_own_replica(self) -> None:
         def poisonous() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES
+from apscheduler.jobstores.memory import MemoryJobStore
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
@@ -16,24 +19,13 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock.options import DEFAULT_LEASE
+from tests.simulation import fleets
+from tests.simulation.fleets import MIDNIGHT, MINUTE, WORKERS, AddJobs, at, every, job
 from tests.simulation.replicas import SimulatedReplicas
-
-MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
-MINUTE = timedelta(minutes=1)
-# The workers of a simulated replica.
-WORKERS = 10
-
-
-def job() -> None:
-    pass
 
 
 def simulated(add_jobs: Any, replicas: int = 1, **options: Any) -> SimulatedReplicas:
-    return SimulatedReplicas(replicas, start=MIDNIGHT, add_jobs=add_jobs, **options)
-
-
-def at(minutes: float) -> datetime:
-    return MIDNIGHT + minutes * MINUTE
+    return fleets.simulated(add_jobs, replicas, **options)
 
 
 class TestStandby:
@@ -146,6 +138,7 @@ class TestLeases:
             ({"max_lock": 600, "lease": 600}, None),
             ({"max_lock": 600, "lease": None}, None),
             ({"max_lock": 1500}, DEFAULT_LEASE),
+            ({}, DEFAULT_LEASE),  # although its maximum lock is five days
             ({"max_lock": 45}, 15.0),
             ({"max_lock": 44}, None),
             ({"max_lock": 44, "failover": True}, 44 / 3),
@@ -211,11 +204,12 @@ class TestMisses:
         assert miss.reason == f"late by 240 s, over its grace time of 60 s: {why}"
 
 
-def every_five_minutes(function: Any = job, **options: Any) -> Any:
-    def add_jobs(scheduler: Any) -> None:
-        scheduler.add_job(function, "cron", minute="*/5", id="job", **options)
+async def coroutine(**_: Any) -> None:
+    pass
 
-    return add_jobs
+
+def every_five_minutes(function: Any = job, **options: Any) -> AddJobs:
+    return every(5, function, **options)
 
 
 def told(simulation: SimulatedReplicas) -> list[tuple[float, str, str]]:
@@ -238,11 +232,18 @@ def test_by_default_a_run_time_may_come_a_little_early() -> None:
 
 
 class TestDeferredRuns:
-    def dead(self, minutes: float, lease: float = 480, **options: Any) -> SimulatedReplicas:
+    def dead(
+        self,
+        minutes: float,
+        lease: float = 480,
+        executor: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> SimulatedReplicas:
         """Return replicas after so many minutes, of which one was killed in the run of minute 5."""
         job_options = {"coalesce": False, "misfire_grace_time": 1, **options}
+        of_executor = {"failover": True, "lease": lease, **(executor or {})}
         simulation = simulated(
-            every_five_minutes(**job_options), 2, durations={"job": 30}, failover=True, lease=lease
+            every_five_minutes(**job_options), 2, durations={"job": 30}, **of_executor
         )
         simulation.advance(minutes=5, seconds=10)
         simulation.kill(simulation.runs[0].replica)
@@ -276,6 +277,44 @@ class TestDeferredRuns:
     ) -> None:
         simulation = self.dead(19.5, lease=780, coalesce=coalesce)
         assert [run_time for run_time, _, _ in told(simulation)] == run_times
+
+    def test_without_failover_only_the_dead_runs_own_window_is_lost(self) -> None:
+        simulation = self.dead(14, executor={"failover": False})
+        assert told(simulation) == [(5, "schedule", "died"), (10, "schedule", "ok")]
+
+    def test_they_go_before_a_later_one_that_comes_before_a_look_finds_the_death(self) -> None:
+        """The later one lets one be made."""
+        simulation = self.dead(24, lease=780, executor={"failover": False, "poll_interval": 3600})
+        assert [run_time for run_time, _, _ in told(simulation)] == [5, 10, 15, 20]
+
+    def test_they_are_dropped_when_the_run_in_their_way_ends(self) -> None:
+        """As in plain APScheduler, with one instance at a time."""
+        simulation = simulated(every_five_minutes(), 2, durations={"job": 400})
+        simulation.advance(minutes=31)
+        assert [run_time for run_time, _, _ in told(simulation)] == [5, 15, 25]
+
+    def test_they_are_kept_while_the_job_cannot_be_looked_up(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As in a job store on a server that was restarted."""
+        failures = [ConnectionError("its connection is stale")]
+
+        class FailingStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+            def lookup_job(self, job_id: str) -> Any:
+                if failures and any(f.name == "renewed" for f in traceback.extract_stack()):
+                    raise failures.pop()
+                return super().lookup_job(job_id)
+
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_jobstore(FailingStore(), "failing")
+            every_five_minutes(jobstore="failing", kwargs={"task_lock": {"name": "job"}})(scheduler)
+
+        simulation = simulated(add_jobs, 2, durations={"job": 30}, lease=480)
+        simulation.advance(minutes=5, seconds=10)
+        simulation.kill(simulation.runs[0].replica)
+        simulation.advance(minutes=9)
+        assert told(simulation) == [(5, "schedule", "died"), (10, "schedule", "ok")]
+        assert "its connection is stale" in caplog.text
 
     @pytest.mark.parametrize("change", ["pause", "remove", "reschedule"])
     def test_a_change_of_the_job_drops_what_is_kept(self, change: str) -> None:
@@ -337,11 +376,12 @@ class TestDeadRuns:
         assert [run.kind for run in runs] == kinds
 
     def test_hand_overs_are_no_deaths(self) -> None:
-        async def long() -> None:
-            pass
-
         simulation = simulated(
-            every_five_minutes(long), 6, durations={"job": 3600}, failover=True, max_takeovers=1
+            every_five_minutes(coroutine),
+            6,
+            durations={"job": 3600},
+            failover=True,
+            max_takeovers=1,
         )
         simulation.advance(minutes=6)
         for _ in range(4):
