@@ -528,12 +528,12 @@ class TestLeaderMode:
         assert {run.replica for run in runs} == {"replica-1"}
         assert len(runs) == 24
 
-    @pytest.mark.parametrize("how", ["kill", "stop"])
+    @pytest.mark.parametrize("how", ["kill", "stop", "cut_off"])
     @pytest.mark.parametrize("coalesce", [False, True])
     def test_after_the_leader_nothing_is_lost(self, how: str, coalesce: bool) -> None:
         simulation = self.led(every_second_cron(coalesce=coalesce, max_instances=9))
         simulation.advance(seconds=30)
-        getattr(simulation, how)("replica-1")
+        getattr(simulation, how)("replica-1", *([40] if how == "cut_off" else []))
         simulation.start_replica()
         simulation.advance(minutes=1)
         assert len(leaders(simulation)) == 1

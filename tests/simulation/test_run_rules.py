@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -13,6 +16,7 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES
 from apscheduler.jobstores.memory import MemoryJobStore
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockOptionError,
     current_lock,
@@ -22,6 +26,7 @@ from apscheduler_tasklock.options import DEFAULT_LEASE
 from tests.simulation import fleets
 from tests.simulation.fleets import MIDNIGHT, MINUTE, WORKERS, AddJobs, at, every, job
 from tests.simulation.replicas import SimulatedReplicas
+from tests.support.internals import deferred_runs
 
 
 def simulated(add_jobs: Any, replicas: int = 1, **options: Any) -> SimulatedReplicas:
@@ -504,6 +509,93 @@ class TestLeaders:
             simulation.cut_off(replica, 60)
         runs = simulation.advance(minutes=1)
         assert [run.replica for run in runs] == ["replica-1"]
+
+    def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it(self) -> None:
+        """As without leader mode: it is asked for, and skipped if the database does not answer."""
+        simulation = self.led(every_five_minutes(), claim_timeout=20)
+        simulation.advance(minutes=3, seconds=59)
+        simulation.kill("replica-1")
+        simulation.advance(seconds=1.5)
+        [follower] = simulation
+        simulation.cut_off(follower, 60)
+        assert simulation.advance(minutes=4) == []
+        failed = [e.code for e in follower.events if e.code == EVENT_TASK_LOCK_ERROR]
+        assert failed == [EVENT_TASK_LOCK_ERROR]
+
+    def test_a_manual_run_is_begun_by_a_follower_at_once(self) -> None:
+        simulation = self.led(every_five_minutes(lambda: looks.append(follower.looked_at)))
+        looks: list[Any] = []
+        follower, leader = simulation["replica-2"], simulation["replica-1"].scheduler
+        leader.add_job(job, "cron", hour=9, id="other")  # so that it leads on
+        leader.remove_job("job")
+        simulation.request_run("job")
+        [run] = simulation.advance(minutes=1)
+        assert run.began_at - looks[0] < timedelta(seconds=1)  # and not after a head start
+
+    def test_a_run_that_a_follower_has_left_to_the_leader_needs_no_garbage_collector(self) -> None:
+        simulation = self.led(every_five_minutes())
+        gc.disable()
+        try:
+            simulation.advance(minutes=4, seconds=1)
+            [kept] = [weakref.ref(run) for run in deferred_runs(simulation["replica-2"].executor)]
+            simulation.advance(seconds=20)
+            assert kept() is None
+        finally:
+            gc.enable()
+
+    def test_what_waits_for_a_worker_of_the_leader_is_run_by_a_follower(self) -> None:
+        simulation = self.led(every_five_minutes())
+        for number in range(WORKERS):
+            name = f"busy {number}"
+            simulation.durations[name] = 600
+            leader = simulation["replica-1"].scheduler
+            leader.add_job(job, "date", run_date=at(4), id=name)
+        simulation.advance(minutes=5)
+        [run] = simulation.runs_of("job")
+        assert run.replica == "replica-2"
+        assert run.began_at - run.run_time < timedelta(seconds=7)  # the head start, and a look
+
+    def test_a_replica_without_leader_mode_asks_at_once_beside_a_leader(self) -> None:
+        """As while leader mode is deployed."""
+        simulation = self.led(every_five_minutes())
+        simulation.start_replica("plain", leader=False)
+        runs = simulation.advance(hours=1)
+        assert {run.replica for run in runs} == {"replica-1", "plain"}
+        assert [run.run_time for run in runs] == [at(minute) for minute in range(5, 61, 5)]
+
+    def test_a_leader_that_is_drained_gives_the_leadership_up(self) -> None:
+        simulation = self.led(every_five_minutes())
+        drained = simulation["replica-1"].executor
+        drained.drain()
+        simulation.advance(seconds=10)
+        assert [replica.executor.leads for replica in simulation] == [False, True]
+
+    def test_two_functions_under_one_task_name_are_told_by_a_follower(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It never asks for what the leader has run, and so no claim of its own is refused."""
+        functions = iter([job, take])
+
+        def add_jobs(scheduler: Any) -> None:
+            every_five_minutes(next(functions))(scheduler)
+
+        simulation = self.led(add_jobs)
+        simulation.advance(minutes=10)
+        assert f"it runs {__name__}:take here, and is refused" in caplog.text
+
+    def test_each_replica_tells_when_it_begins_to_lead_and_when_another_one_does(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "apscheduler_tasklock")
+        simulation = self.led(every_five_minutes())
+        simulation.cut_off("replica-1", 60)
+        simulation.advance(minutes=2)
+        told = [line for line in caplog.messages if " leads the replicas of" in line]
+        assert told == [
+            "This replica ('replica-1') leads the replicas of the namespace ''",
+            "This replica ('replica-2') leads the replicas of the namespace ''",
+            "This replica ('replica-1') no longer leads the replicas of the namespace ''",
+        ]
 
 
 class TestNames:

@@ -1,10 +1,11 @@
-"""Leader mode: one replica asks first, and whatever becomes of it, no run time is lost."""
+"""Leader mode on a real server: who leads, and that the others ask for nothing that was run.
+
+What becomes of run times is in ``tests/simulation``.
+"""
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
@@ -24,8 +25,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
-from tests.support.internals import deferred_run_times, deferred_runs
-from tests.support.outages import Job, refuse, restore
+from tests.support.internals import deferred_run_times
 from tests.support.polling import eventually
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
@@ -95,13 +95,12 @@ def make_fleet(database_url: str, make_replica: Callable[..., Replica]) -> Itera
     names = (f"web-{number}" for number in count(1))
     with ExitStack() as closing:
 
-        def make(size: int = 3, *, waits_to_lead: bool = True, **options: Any) -> Sequence[Member]:
+        def make(size: int = 3, **options: Any) -> Sequence[Member]:
             members: list[Member] = []
             for _ in range(size):
                 proxy = closing.enter_context(proxy_to(database_url))
                 members.append(Member(proxy, make_replica, next(names), **options))
-                if waits_to_lead:
-                    eventually(lambda: members[0].leads or not options.get("leader", True))
+                eventually(lambda: members[0].leads)
             return members
 
         yield make
@@ -111,15 +110,15 @@ def in_a_moment(seconds: float = 0.3) -> datetime:
     return datetime.now(timezone.utc) + timedelta(seconds=seconds)
 
 
-def add_to_all(members: Sequence[Member], function: Callable[..., Any], **job: Any) -> datetime:
+def add_to_all(members: Sequence[Member], function: Callable[..., Any]) -> None:
     """Add a job that is due at the same moment on all replicas."""
     due = in_a_moment()
+    # It is due although a slow machine adds it late.
+    late = {"next_run_time": due, "misfire_grace_time": None}
     for member in members:
-        trigger = {"trigger": "interval", "hours": 1, "start_date": due}
-        # It is due although a slow machine adds it late.
-        late = {"next_run_time": due, "misfire_grace_time": None}
-        member.replica.scheduler.add_job(function, id="job", **{**trigger, **late, **job})
-    return due
+        member.replica.scheduler.add_job(
+            function, "interval", hours=1, start_date=due, id="job", **late
+        )
 
 
 class Ran:
@@ -153,129 +152,12 @@ def test_one_replica_leads_and_the_others_ask_for_nothing_that_was_run(
         assert follower.claims == 0
 
 
-def test_a_run_that_a_follower_has_left_to_the_leader_needs_no_garbage_collector(
-    make_fleet: MakeFleet,
-) -> None:
-    fleet = make_fleet(2, timings=Timings(head_start=4.0, recovery_grace=0.2))
-    follower = fleet[1].replica
-    gc.disable()
-    try:
-        add_to_all(fleet, print)
-        kept = eventually(lambda: [weakref.ref(run) for run in deferred_runs(follower.executor)])
-        eventually(lambda: not any(run() for run in kept))
-    finally:
-        gc.enable()
-
-
-@pytest.mark.nightly
-def test_a_replica_that_is_cut_off_alone_leads_no_longer_and_nothing_is_lost(
-    make_fleet: MakeFleet,
-) -> None:
-    fleet = make_fleet(leader_lease=1.5)
-    refuse(fleet[0].proxy)
-    job = Ran()
-    add_to_all(fleet[1:], job.run)
-    eventually(lambda: job.times)
-    eventually(lambda: any(member.leads for member in fleet[1:]))
-    eventually(lambda: not fleet[0].leads)
-    restore(fleet[0].proxy)
-    assert sum(member.leads for member in fleet) == 1
-    assert job.times == 1
-
-
 def test_a_leader_that_shuts_down_gives_the_leadership_up(
     make_fleet: MakeFleet, connection: psycopg.Connection[Any]
 ) -> None:
     fleet = make_fleet(**PATIENT)
     fleet[0].replica.scheduler.shutdown()
     eventually(lambda: any(member.leads for member in fleet[1:]))
-
-
-def test_a_leader_that_is_drained_gives_the_leadership_up(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(**PATIENT)
-    fleet[0].replica.executor.drain()
-    eventually(lambda: any(member.leads for member in fleet[1:]))
-    assert not fleet[0].leads
-
-
-def test_a_job_that_the_leader_does_not_have_is_run_by_a_follower(make_fleet: MakeFleet) -> None:
-    """As in a rolling deployment with a new job, or if two services share a table."""
-    fleet = make_fleet()
-    job = Ran()
-    add_to_all(fleet[1:], job.run)
-    eventually(lambda: job.times)
-    eventually(lambda: len([r for m in fleet[1:] for r in m.reasons()]) == 1)
-    assert job.times == 1
-    assert fleet[0].leads
-
-
-def test_what_waits_for_a_worker_of_the_leader_is_run_by_a_follower(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet(max_workers=1)
-    long, job = Job(), Ran()
-    try:
-        fleet[0].replica.run_once(long.run, job_id="long")
-        assert long.begun.wait(60)
-        add_to_all(fleet, job.run)
-        eventually(lambda: job.times)
-        assert not fleet[0].run_times()
-    finally:
-        long.go_on.set()
-
-
-def test_a_one_off_job_with_an_id_is_run_once_and_nobody_waits_for_the_leader(
-    make_fleet: MakeFleet,
-) -> None:
-    """Its scheduler has dropped it, so that a follower that kept it and stopped would lose it."""
-    fleet = make_fleet(timings=Timings(head_start=600, recovery_grace=0.2))
-    job = Ran()
-    due = in_a_moment()
-    for member in fleet[1:]:
-        one_off = {"run_date": due, "misfire_grace_time": None}
-        member.replica.scheduler.add_job(job.run, "date", id="job", **one_off)
-    eventually(lambda: job.times)
-    eventually(lambda: len([r for m in fleet[1:] for r in m.reasons()]) == 1)
-    assert job.times == 1
-
-
-def test_in_an_outage_only_the_one_that_has_led_last_runs_jobs_without_a_lock(
-    make_fleet: MakeFleet,
-) -> None:
-    fleet = make_fleet(on_database_error="run", claim_timeout=1)
-    for member in fleet:
-        refuse(member.proxy)
-    job = Ran()
-    add_to_all(fleet, job.run)
-    eventually(lambda: job.times)
-    for follower in fleet[1:]:
-        eventually(lambda follower=follower: follower.replica.of("job") and _failed(follower))
-    assert job.times == 1
-
-
-def _failed(member: Member) -> bool:
-    return any(getattr(event, "exception", None) for event in member.replica.of("job"))
-
-
-def test_fleets_in_two_namespaces_have_a_leader_each(make_fleet: MakeFleet) -> None:
-    [one] = make_fleet(1, namespace="billing:")
-    [other] = make_fleet(1, namespace="reports:")
-    assert one.leads
-    assert other.leads
-
-
-def test_what_a_follower_keeps_is_skipped_in_an_outage_and_not_run_late_after_it(
-    make_fleet: MakeFleet,
-) -> None:
-    """As without leader mode: it is asked for, and skipped if the database does not answer."""
-    head_start = Timings(head_start=600, recovery_grace=0.2)
-    fleet = make_fleet(claim_timeout=1, timings=head_start)
-    job = Ran()
-    add_to_all(fleet[1:], job.run)
-    for follower in fleet[1:]:
-        eventually(lambda follower=follower: deferred_run_times(follower.replica.executor))
-        refuse(follower.proxy)
-    for follower in fleet[1:]:
-        eventually(lambda follower=follower: _failed(follower))
-    assert job.times == 0
 
 
 def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than_a_lease(
@@ -302,59 +184,6 @@ def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than
         assert isinstance(rejected.exception, TaskLockSchemaError)
         follower.scheduler.shutdown()
     assert job.times == 0
-
-
-def one_application() -> None: ...
-
-
-def another_application() -> None: ...
-
-
-def test_two_functions_under_one_task_name_are_told_by_a_follower(
-    make_fleet: MakeFleet, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It never asks for what the leader has run, and so no claim of its own is refused."""
-    fleet = make_fleet(2)
-    for member, function in zip(fleet, [one_application, another_application], strict=True):
-        add_to_all([member], function, hours=0, seconds=1)
-    eventually(lambda: len(fleet[1].reasons()) >= 2)
-    told = f"it runs {__name__}:another_application here, and is refused"
-    eventually(lambda: told in caplog.text)
-
-
-def test_a_manual_run_is_begun_by_a_follower_at_once(
-    make_fleet: MakeFleet, make_task_locks: Callable[..., Any]
-) -> None:
-    fleet = make_fleet(timings=Timings(head_start=600, recovery_grace=0.2))
-    job, locks = Ran(), make_task_locks()
-    for member in fleet[1:]:
-        member.replica.scheduler.add_job(job.run, "interval", hours=1, id="job")
-    eventually(lambda: [each for each in locks.replicas() if "job" in each.tasks])
-    eventually(lambda: [each for each in locks.tasks() if each.name == "job"])
-    locks.request_run("job", by="ann")
-    eventually(lambda: job.times)
-
-
-def test_a_replica_without_leader_mode_asks_at_once_beside_a_leader(make_fleet: MakeFleet) -> None:
-    """As while leader mode is deployed."""
-    [leader] = make_fleet(1)
-    [plain] = make_fleet(1, leader=False)
-    job = Ran()
-    add_to_all([leader, plain], job.run)
-    eventually(lambda: leader.reasons() or plain.reasons())
-    eventually(lambda: job.times)
-    assert job.times == 1
-
-
-def test_a_job_that_is_due_faster_than_followers_ask_is_run_without_the_leader(
-    make_fleet: MakeFleet,
-) -> None:
-    """With ``coalesce`` a follower keeps the last run time only, which is always a new one."""
-    fleet = make_fleet(timings=Timings(head_start=3, recovery_grace=0.2))
-    job = Ran()
-    add_to_all(fleet[1:], job.run, hours=0, seconds=1)
-    eventually(lambda: job.times >= 2)
-    assert not fleet[0].run_times()
 
 
 def test_all_executors_of_a_scheduler_lead_together(make_fleet: MakeFleet) -> None:
@@ -397,24 +226,6 @@ def test_executors_of_two_databases_lead_under_their_own_ids(
         eventually(lambda: [each.leads for each in locks.replicas()] == [True])
         member.replica.scheduler.shutdown()
         locks.close()
-
-
-def test_a_replica_without_jobs_does_not_lead(
-    make_replica: Callable[..., Replica],
-    make_fleet: MakeFleet,
-    make_task_locks: Callable[..., Any],
-) -> None:
-    """Else the others would ask for everything later than they could."""
-    idle = make_replica(replica_id="idle", **OPTIONS)
-    eventually(lambda: idle.executor.health().ready)
-    assert not idle.executor.is_leader
-    assert [each.leader_namespace for each in eventually(make_task_locks().replicas)] == [None]
-    [member] = make_fleet(1, **PATIENT)
-    assert member.leads
-    [heir] = make_fleet(1, waits_to_lead=False)
-    member.replica.scheduler.remove_all_jobs()
-    eventually(lambda: not member.leads)
-    eventually(lambda: heir.leads)
 
 
 def test_a_replica_that_has_only_jobs_of_the_job_store_does_not_lead(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -113,19 +112,6 @@ def test_the_metric_is_1_while_somebody_leads(reported: TaskLocks, connection: C
     assert 'tasklock_leader{tasklock_namespace="shop:"} 1.0' in prometheus_text(reported)
     connection.execute("UPDATE task_lock_replica SET leader_namespace = 'other:'")
     assert metric_values(reported)["tasklock_leader"] == {"other:": 0.0}
-
-
-def test_a_replica_says_when_it_begins_to_lead_and_when_another_one_does(
-    make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "apscheduler_tasklock")
-    replica = make_replica(leader=True, replica_id="web-1", poll_interval=0.3)
-    replica.scheduler.add_job(print, "interval", hours=1, id="sync")
-    eventually(lambda: replica.executor.is_leader)
-    assert "This replica ('web-1') leads the replicas of the namespace ''" in caplog.text
-    connection.execute("UPDATE task_lock SET locked_by = 'web-2'")
-    eventually(lambda: not replica.executor.is_leader)
-    assert "This replica ('web-1') no longer leads the replicas" in caplog.text
 
 
 def test_without_leader_mode_nobody_leads(make_replica: MakeReplica) -> None:
