@@ -17,7 +17,10 @@ from apscheduler.jobstores.memory import MemoryJobStore
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
     TaskLockOptionError,
     current_lock,
     task_lock,
@@ -379,6 +382,26 @@ class TestDeadRuns:
         simulation.delay_answers("replica-1", delay)
         runs = simulation.advance(minutes=5)
         assert [run.kind for run in runs] == kinds
+
+    @pytest.mark.parametrize("function", [job, coroutine])
+    def test_a_run_whose_maximum_lock_ended_before_it_began_is_handed_over_and_begins_later(
+        self, function: Any
+    ) -> None:
+        short = {"task_lock": {"max_lock": 60}}
+        simulation = simulated(every_five_minutes(function, kwargs=short))
+        simulation.advance(minutes=4)
+        simulation.delay_answers("replica-1", 90)
+        simulation.advance(minutes=2)
+        simulation.delay_answers("replica-1", 0)
+        [replica] = simulation
+        replica.scheduler.modify_job("job", kwargs={"task_lock": {"max_lock": 600}})
+        [run] = simulation.advance(minutes=2)
+        assert (run.run_time, run.outcome) == (at(5), "ok")
+        assert [event.code for event in replica.events] == [
+            *(EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, EVENT_TASK_LOCK_RELEASED),
+            *(EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED),
+        ]
+        assert replica.events[2].reason == "handed over"
 
     def test_hand_overs_are_no_deaths(self) -> None:
         simulation = simulated(

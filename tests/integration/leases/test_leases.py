@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -29,7 +28,6 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock import client as client_module
 from apscheduler_tasklock._lock.client import LockClient
@@ -37,7 +35,6 @@ from tests.support import claims, pool_jobs
 from tests.support.claims import RENEWS_OFTEN, end_lease, row
 from tests.support.hosts import AsyncIO, Host
 from tests.support.internals import look_interval
-from tests.support.outages import BACK, UNAVAILABLE, said, said_by_its_end
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import PASSWORD, role
@@ -115,29 +112,6 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
         locks.release(lock)
 
 
-def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest() -> None:
-    """It came after 50 s of a minute."""
-
-    from apscheduler_tasklock._lock.heartbeat import Heartbeat
-
-    claimed = datetime.now(timezone.utc)
-    held = HeldLock(
-        name="task",
-        token=1,
-        claim_id=uuid4(),
-        run_time=None,
-        window_start=claimed,
-        locked_until=claimed + timedelta(seconds=60),
-        run_until=claimed + timedelta(seconds=600),
-        ends_at=time.monotonic() + 550,
-        extender=lambda *_: False,
-        lease=60,
-    )
-    heartbeat = Heartbeat(lambda *_: {}, 3.3, Timings())
-    heartbeat.add(held)
-    assert heartbeat.due_at < time.monotonic() + held.lease_left
-
-
 def test_a_lease_is_no_longer_than_the_maximum_lock(
     make_locks: MakeLocks, connection: Connection
 ) -> None:
@@ -204,17 +178,6 @@ def test_a_row_that_somebody_has_locked_costs_no_lease(
     assert not other.lost
     for held in (locked, other):
         locks.release(held)
-
-
-@pytest.mark.nightly
-def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
-    locks = make_locks()
-    held = hold(locks, max_lock=2.5, lease=1)
-    eventually(lambda: held.lost)
-    row = connection.execute("SELECT locked_until - started_at FROM task_lock").fetchone()
-    assert row == (timedelta(seconds=2.5),)
-    eventually(lambda: renewing_threads() == [])
-    locks.release(held)
 
 
 @pytest.mark.nightly
@@ -321,24 +284,6 @@ def test_extend_says_if_the_row_stays_locked(make_locks: MakeLocks, database_url
     assert extended == timedelta(0)
 
 
-@pytest.mark.nightly
-def test_a_lease_outlives_an_outage_that_is_shorter(
-    make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    locks = make_locks(proxy.url, claim_timeout=3)
-    held = hold(locks, lease=12)
-    first = held.locked_until
-    proxy.accepting = False
-    proxy.cut_all()
-    eventually(lambda: said(caplog) == [UNAVAILABLE])
-    proxy.accepting = True
-    eventually(lambda: held.locked_until > first)
-    assert not held.lost
-    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
-    locks.release(held)
-
-
 def test_it_is_renewed_while_the_event_loop_is_blocked(
     database_url: str, connection: Connection
 ) -> None:
@@ -417,32 +362,6 @@ def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     assert caplog.text.count("the lock of the run scheduled at") == 1
 
 
-class LostAtTheStart:
-    """A replica whose worker, or loop, waits for something between its first grant and the job."""
-
-    def __init__(self, url: str, host: Host, **options: Any) -> None:
-        self.replica = Replica(url, host=host, lease=600, timings=RENEWS_OFTEN, **options)
-        self.replica.scheduler.add_listener(self._wait, EVENT_TASK_LOCK_GRANTED)
-        self.wait: Callable[[], object] = lambda: None
-        self.ran: list[str] = []
-        self._coroutine = host.coroutines
-
-    def _wait(self, _granted: Any) -> None:
-        self.wait()
-
-    def fire(self, **options: Any) -> Replica:
-        def work(**_: Any) -> None:
-            self.ran.append("a function")
-
-        async def work_on_the_loop(**_: Any) -> None:
-            self.ran.append("a coroutine")
-
-        self.replica.start()
-        job = work_on_the_loop if self._coroutine else work
-        self.replica.run_once(job, kwargs={"task_lock": options})
-        return self.replica
-
-
 @pytest.fixture(params=[Host, AsyncIO])
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     host = request.param()
@@ -454,7 +373,8 @@ def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
     database_url: str, connection: Connection, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that was stopped in between: another replica is running the window."""
-    lost = LostAtTheStart(database_url, host)
+    replica = Replica(database_url, host=host, lease=600, timings=RENEWS_OFTEN)
+    ran: list[str] = []
     rows: list[Any] = []
     found_out = threading.Event()
     lose = HeldLock.lose
@@ -467,47 +387,29 @@ def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
 
     monkeypatch.setattr(HeldLock, "lose", note)
 
-    def overtake() -> None:
+    def overtake(_granted: Any) -> None:
         taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), locked_by = 'other'"
         rows.extend(connection.execute(f"{taken} RETURNING {columns}").fetchall())
         assert found_out.wait(60)  # by the next renewal
 
-    lost.wait = overtake
+    def work() -> None:
+        ran.append("a function")
+
+    async def work_on_the_loop() -> None:
+        ran.append("a coroutine")
+
+    # The worker, or the loop, waits for it between the grant and the job.
+    replica.scheduler.add_listener(overtake, EVENT_TASK_LOCK_GRANTED)
     try:
-        replica = lost.fire()
+        replica.start()
+        replica.run_once(work_on_the_loop if host.coroutines else work)
         replica.one(EVENT_TASK_LOCK_LOST)
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST]
-        assert lost.ran == []
+        assert ran == []
         assert connection.execute(f"SELECT {columns} FROM task_lock").fetchall() == rows
     finally:
-        lost.replica.shutdown()
-
-
-def test_a_job_whose_maximum_lock_ends_before_it_begins_is_handed_over_and_begins_later(
-    database_url: str, connection: Connection, host: Host
-) -> None:
-    lost = LostAtTheStart(database_url, host, poll_interval=0.5)
-    over = "SELECT FROM task_lock WHERE run_until <= now()"
-
-    def wait_once() -> None:
-        lost.wait = lambda: None
-        eventually(lambda: connection.execute(over).rowcount)
-        options = {"task_lock": {"max_lock": 600}}
-        lost.replica.scheduler.modify_job("job", kwargs=options)
-
-    lost.wait = wait_once
-    try:
-        # Longer than a slow machine stops between the claim and its answer.
-        replica = lost.fire(max_lock=4)
-        eventually(lambda: replica.codes().count(EVENT_TASK_LOCK_RELEASED) == 2)
-        handed_over = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, EVENT_TASK_LOCK_RELEASED]
-        assert replica.codes() == [*handed_over, *RUN]
-        assert replica.of()[2].reason == "handed over"
-        assert len(lost.ran) == 1
-        assert row(connection)["finished_at"] is not None
-    finally:
-        lost.replica.shutdown()
+        replica.shutdown()
 
 
 def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
