@@ -49,6 +49,7 @@ from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
+    TaskLockSchemaError,
     TaskLockStateError,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
@@ -205,6 +206,7 @@ class SimulatedClient(LockClient):
 
     :ivar cut_until: until when claims and looks have no answer, on the virtual clock. Renewals and
         releases go on.
+    :ivar rejected_until: until when the database rejects claims and looks, on the virtual clock
     :ivar answers_take: seconds that the answers of claims take
     """
 
@@ -224,7 +226,7 @@ class SimulatedClient(LockClient):
         self._statements = Statements(self._protocol)
         self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
         self.is_stable: Callable[[], bool] = lambda: True
-        self.cut_until = -inf
+        self.cut_until = self.rejected_until = -inf
         self.answers_take = 0.0
         self._stepping = SteppingThread(world, process)
 
@@ -242,6 +244,8 @@ class SimulatedClient(LockClient):
         """Ask at once."""
         if self._is_cut():
             raise TaskLockDatabaseError("no answer")
+        if self._world.now < self.rejected_until:
+            raise TaskLockSchemaError("a right is missing")
         return statement(NoCursor())
 
     def _is_cut(self) -> bool:
@@ -281,6 +285,10 @@ class SimulatedClient(LockClient):
             return
 
         def decide() -> None:
+            if self._world.now < self.rejected_until:
+                rejected = TaskLockSchemaError("a right is missing")
+                tell([(attempt, rejected) for attempt in attempts])
+                return
             decided = list(self._decide_all(attempts, most))
             if self.answers_take:
                 self._later(self.answers_take, lambda: self._take_in(decided, tell))

@@ -138,10 +138,10 @@ class SimulatedReplicas:
     length of its run passes after its return, so that its effects remain if its replica is killed
     meanwhile.
 
-    Not simulated are the database, and so outages other than :meth:`cut_off`; paused processes;
-    ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; operations of operators; and the
-    time after which a stopped replica counts as gone. ``datetime.now()`` and ``time.sleep()`` in
-    the application's functions are real: use :attr:`now` and :meth:`sleep`.
+    Not simulated are the database, and so outages other than :meth:`cut_off` and :meth:`reject`;
+    paused processes; ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; operations of
+    operators; and the time after which a stopped replica counts as gone. ``datetime.now()`` and
+    ``time.sleep()`` in the application's functions are real: use :attr:`now` and :meth:`sleep`.
 
     An interval without a start date begins when its job is added, in simulated time. Give other
     triggers by their aliases, or with all of their dates. The schedulers have only the executor
@@ -329,6 +329,14 @@ class SimulatedReplicas:
         """
         seconds = parse_seconds(duration, "duration", "cut_off()")
         self._find(replica).executor.client.cut_until = self._world.now + seconds
+
+    def reject(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
+        """Let the database reject a replica's claims and looks, as if a right was missing.
+
+        :param duration: seconds or ``timedelta``
+        """
+        seconds = parse_seconds(duration, "duration", "reject()")
+        self._find(replica).executor.client.rejected_until = self._world.now + seconds
 
     def delay_answers(self, replica: SimulatedReplica | str, delay: float | timedelta) -> None:
         """Let the answers of a replica's claims come late, as if it was suspended meanwhile.

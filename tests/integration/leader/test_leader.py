@@ -14,22 +14,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from apscheduler_tasklock import (
-    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
-    TaskLockSchemaError,
 )
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.faults import CLAIM, FIRST_CLAIM
-from tests.support.internals import deferred_run_times
 from tests.support.polling import eventually
 from tests.support.postgres import Server
 from tests.support.proxy import Proxy, proxy_to
-from tests.support.roles import role
 from tests.support.schedulers import Replica
 from tests.support.stored_jobs import note, store_replicas
 
@@ -158,32 +153,6 @@ def test_a_leader_that_shuts_down_gives_the_leadership_up(
     fleet = make_fleet(**PATIENT)
     fleet[0].replica.scheduler.shutdown()
     eventually(lambda: any(member.leads for member in fleet[1:]))
-
-
-def test_what_a_follower_keeps_does_not_wait_for_a_missing_right_for_longer_than_a_lease(
-    make_fleet: MakeFleet,
-    make_replica: Callable[..., Replica],
-    database_url: str,
-    connection: psycopg.Connection[Any],
-) -> None:
-    """Else it would be run when the right is there again, whatever its grace time."""
-    make_fleet(1)
-    with role(database_url) as (name, url):
-        user = sql.Identifier(name)
-        tables = sql.SQL("task_lock, task_lock_run, task_lock_replica")
-        connection.execute(sql.SQL("GRANT ALL ON {} TO {}").format(tables, user))
-        timings = Timings(head_start=600, recovery_grace=0.2)
-        options = {**OPTIONS, "leader_lease": 3, "timings": timings}
-        follower = make_replica(url, replica_id="follower", **options)
-        job = Ran()
-        late = {"next_run_time": in_a_moment(), "misfire_grace_time": None}
-        follower.scheduler.add_job(job.run, "interval", hours=1, id="job", **late)
-        eventually(lambda: deferred_run_times(follower.executor))
-        connection.execute(sql.SQL("REVOKE ALL ON task_lock FROM {}").format(user))
-        rejected = follower.one(EVENT_TASK_LOCK_ERROR)
-        assert isinstance(rejected.exception, TaskLockSchemaError)
-        follower.scheduler.shutdown()
-    assert job.times == 0
 
 
 def test_all_executors_of_a_scheduler_lead_together(make_fleet: MakeFleet) -> None:
