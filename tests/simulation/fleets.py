@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
-from tests.simulation.replicas import SimulatedReplicas
+from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas
 
 AddJobs = Callable[[Any], None]
 
-MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)
 # The workers of a simulated replica.
 WORKERS = 10
-
-
-def at(minutes: float) -> datetime:
-    return MIDNIGHT + minutes * MINUTE
 
 
 def job(**_: Any) -> None:

@@ -30,7 +30,7 @@ from apscheduler_tasklock import executor, lock
 from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
-from apscheduler_tasklock._lock import claim_attempts
+from apscheduler_tasklock._lock import claim_attempts, client
 from apscheduler_tasklock._lock.claims import Claimed, Report
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
@@ -61,11 +61,12 @@ from tests.simulation.world import (
     CLOCK,
     Giver,
     Process,
+    VirtualDatetime,
     World,
     call_application,
     replaced,
 )
-from tests.support.internals import safe_look
+from tests.support.internals import has_notes, safe_look
 from tests.support.waist import (
     AnyAttempt,
     Claim,
@@ -85,6 +86,8 @@ from tests.support.waist import (
     Renewals,
     RerunRequest,
     Resign,
+    ScheduleNote,
+    ScheduleNotes,
     Statements,
     Stop,
 )
@@ -112,6 +115,7 @@ ASKS_THE_TIME = (
     thread,
     watch,
 )
+ASKS_THE_DATE = (client, executor_runs, missed_runs)
 CALLS_THE_APPLICATION = (lock, executor_runs)
 
 
@@ -125,6 +129,7 @@ def simulating(world: World) -> Iterator[None]:
     try:
         with replaced(
             *((module, "time", CLOCK) for module in ASKS_THE_TIME),
+            *((module, "datetime", VirtualDatetime) for module in ASKS_THE_DATE),
             *((module, "call_application", call_application) for module in CALLS_THE_APPLICATION),
             (executor_runs, "jittered", CLOCK.jittered),
             (executor_runs, "ApplicationThread", Giver),
@@ -152,8 +157,11 @@ class Simulation(Protocol):
     def changed(self) -> None:
         """Note that rows have changed."""
 
-    def miss(self, notes: Sequence[MissNote]) -> None:
-        """Note the run times that a look has noted as missed."""
+    def miss(self, replica: str, notes: Sequence[MissNote]) -> None:
+        """Note the run times that a replica's look has noted as missed."""
+
+    def reschedule(self, replica: str, notes: Sequence[ScheduleNote]) -> None:
+        """Note the changes of schedules that a replica's look has noted."""
 
     def look_latency(self) -> float:
         """Return the seconds that each answer of a look takes."""
@@ -254,12 +262,14 @@ class SimulatedClient(LockClient):
         return is_cut
 
     def carrying_out(self, message: Any) -> Callable[[Any], Any]:
-        """Tell the simulation of missed run times, because the rows in memory do not have them."""
+        """Tell the simulation what is noted in the history, because there is none in memory."""
         send = super().carrying_out(message)
 
         def carry_out(cursor: Any) -> Any:
             if isinstance(message, MissNotes):
-                self._simulation.miss(message.notes)
+                self._simulation.miss(self._process.name, message.notes)
+            if isinstance(message, ScheduleNotes):
+                self._simulation.reschedule(self._process.name, message.notes)
             return send(cursor)
 
         return carry_out
@@ -331,10 +341,11 @@ class SimulatedClient(LockClient):
 
     def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
         run_time: datetime | None = None if answer.manual else answer.window_start
+        was_due_at = None
         if isinstance(request, ClaimRequest):
-            run_time = request.run_time
+            run_time, was_due_at = request.run_time, answer.due_at
         dead_holder = getattr(request, "dead_holder", None)
-        return HeldLock(
+        held = HeldLock(
             name=request.task_name,
             token=answer.token,
             claim_id=answer.claim_id,
@@ -345,9 +356,12 @@ class SimulatedClient(LockClient):
             ends_at=self._monotonic(answer.run_until),
             lease=request.lease,
             dead_holder=dead_holder,
+            was_due_at=was_due_at,
             attempt=answer.attempt,
             extender=self._extend,
         )
+        self._running[held.claim_id] = held, answer.database_time
+        return held
 
     def _monotonic(self, moment: datetime) -> float:
         return BEGIN + (moment - self._world.start_time).total_seconds()
@@ -367,6 +381,7 @@ class SimulatedClient(LockClient):
         answer = None
         if not self._process.is_dead:
             answer = self._statements.ask(request)
+        self._running.pop(held.claim_id, None)
         held.end()
         self._simulation.changed()
         future: Future[None] = Future()
@@ -753,6 +768,11 @@ class SimulatedExecutor(TaskLockExecutor):
     def is_watching(self) -> bool:
         """Whether the executor needs the states of some rows in any case."""
         return self._watch.is_watching
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether the next look has something to tell, whatever the rows are like."""
+        return has_notes(self)
 
     @property
     def leads(self) -> bool:

@@ -28,8 +28,20 @@ from tests.simulation.replica import (
 )
 from tests.simulation.timeline import timeline
 from tests.simulation.world import BEGIN, Process, World
-from tests.support.waist import MemoryTaskLocks, MissNote
+from tests.support.waist import (
+    Claim,
+    ClaimRequest,
+    ClaimTimes,
+    MemoryTaskLocks,
+    MissNote,
+    ReleaseRequest,
+    RunOutcome,
+    ScheduleNote,
+    Statements,
+)
 
+# The begin of most simulations.
+MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
 # Limits the seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0
 # Added to a row's times, because a look finds the row only after such a time.
@@ -45,8 +57,8 @@ class SimulatedRun:
     :ivar replica: the name of the replica
     :ivar began_at: when the job's function was called, by a correct clock
     :ivar ended_at: when the run ended, was cut, or died with its replica; ``None`` while it goes on
-    :ivar kind: ``"schedule"``, ``"takeover"`` of another replica's run, or ``"retry"`` of a run
-        that has failed
+    :ivar kind: ``"schedule"``, ``"takeover"`` of another replica's run, ``"retry"`` of a run that
+        has failed, or ``"manual"``
     :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` by a stop, ``"died"`` with its replica;
         ``""`` while it goes on
     :ivar token: the fencing token; ``None`` for a job without a lock
@@ -69,6 +81,7 @@ class SimulatedMiss:
     """A run time that a replica's look has noted as missed.
 
     :ivar noted_at: by a correct clock
+    :ivar replica: the name of the replica
     """
 
     task_name: str
@@ -76,6 +89,7 @@ class SimulatedMiss:
     cause: str
     reason: str
     noted_at: datetime
+    replica: str
 
 
 class SimulatedReplica:
@@ -139,9 +153,9 @@ class SimulatedReplicas:
     meanwhile.
 
     Not simulated are the database, and so outages other than :meth:`cut_off` and :meth:`reject`;
-    paused processes; ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; operations of
-    operators; and the time after which a stopped replica counts as gone. ``datetime.now()`` and
-    ``time.sleep()`` in the application's functions are real: use :attr:`now` and :meth:`sleep`.
+    paused processes; ``cancel_on_lost``; a ``TaskLockJobStore``; operations of operators; and the
+    time after which a stopped replica counts as gone. ``datetime.now()`` and ``time.sleep()`` in
+    the application's functions are real: use :attr:`now` and :meth:`sleep`.
 
     An interval without a start date begins when its job is added, in simulated time. Give other
     triggers by their aliases, or with all of their dates. The schedulers have only the executor
@@ -149,7 +163,8 @@ class SimulatedReplicas:
 
     :param replicas: the number of replicas at the beginning, called ``"replica-1"`` and so on
     :param start: the begin of the simulation, with the time zone of the schedulers
-    :param add_jobs: the application's set-up, called with the scheduler of each replica that starts
+    :param add_jobs: the application's set-up, called with the scheduler of each replica that
+        starts; :attr:`add_jobs` can be changed on the way, as by a new version
     :param durations: the lengths of runs by job id, as seconds or ``timedelta``; other runs take no
         time. The mapping can be changed on the way.
     :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
@@ -188,7 +203,9 @@ class SimulatedReplicas:
         self._latency = parse_seconds(latency, "latency", where)
         self._look_latency = parse_seconds(look_latency, "look_latency", where)
         self.misses: list[SimulatedMiss] = []
-        self._add_jobs = add_jobs
+        # The replicas that have noted a changed schedule, and what they have noted.
+        self.reschedulings: list[tuple[str, str]] = []
+        self.add_jobs = add_jobs
         self._options = options
         self._seed = seed
         self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
@@ -272,8 +289,8 @@ class SimulatedReplicas:
             replica = SimulatedReplica(name, scheduler, executor, process, started_at, offset)
             scheduler.on_shutdown = partial(self._gone, replica)
             self._replicas.append(replica)
-            if self._add_jobs is not None:
-                self._add_jobs(scheduler)
+            if self.add_jobs is not None:
+                self.add_jobs(scheduler)
         return replica
 
     @contextmanager
@@ -359,6 +376,24 @@ class SimulatedReplicas:
         rows = self._locks.rows
         rows[task_name] = rule.pause(rows[task_name], 3600.0, self._now, "operator")
         self.changed()
+
+    def hold(self, task_name: str, duration: float | timedelta) -> int:
+        """Hold a task's lock for a while, as ``TaskLocks.hold`` does; return the fencing token.
+
+        :param duration: seconds or ``timedelta``
+        """
+        seconds = parse_seconds(duration, "duration", "hold()")
+        holder = Statements(self._locks.protocol("holder"))
+        claim_id = UUID(int=self._random.getrandbits(128))
+        request = ClaimRequest(task_name, 0.0, 2 * seconds, claim_id=claim_id)
+        token = holder.ask(Claim(request, ClaimTimes())).token
+
+        def release() -> None:
+            holder.ask(ReleaseRequest(task_name, claim_id, RunOutcome(outcome="ok")))
+            self.changed()
+
+        self._world.call_at(self._world.now + seconds, release)
+        return token
 
     def request_run(self, task_name: str) -> None:
         """Ask for a manual run of a task, as an operator does."""
@@ -447,7 +482,8 @@ class SimulatedReplicas:
         wanted = calls_at
         if replica.seen != self._changes and replica.executor.is_watching:
             wanted = self._now
-        if replica.executor.is_in_leader_mode or self._requests:
+        executor = replica.executor
+        if executor.is_in_leader_mode or executor.has_notes or self._requests:
             wanted = replica.looked_at
         if wanted is None:
             return None
@@ -469,7 +505,7 @@ class SimulatedReplicas:
         """Return the seconds that each answer of a look takes. For the simulation's own use."""
         return self._look_latency
 
-    def miss(self, notes: Sequence[MissNote]) -> None:
+    def miss(self, replica: str, notes: Sequence[MissNote]) -> None:
         """Note run times that a look has noted as missed. For the simulation's own use."""
         self.misses += [
             SimulatedMiss(
@@ -478,10 +514,15 @@ class SimulatedReplicas:
                 note.cause,
                 note.reason,
                 self.now,
+                replica,
             )
             for note in notes
             for run_time in note.run_times
         ]
+
+    def reschedule(self, replica: str, notes: Sequence[ScheduleNote]) -> None:
+        """Note changes of schedules that a look has noted. For the simulation's own use."""
+        self.reschedulings += [(replica, note.reason) for note in notes]
 
     def changed(self) -> None:
         """Note that rows have changed. For the simulation's own use."""
@@ -491,6 +532,8 @@ class SimulatedReplicas:
         """Note the call of a run's function. For the simulation's own use."""
         held = run.held
         kind = "schedule"
+        if held is not None and self._locks.rows[held.name].kind == "manual":
+            kind = "manual"
         if held is not None and held.attempt > 1:
             kind = "retry"
         if held is not None and held.is_takeover:
@@ -526,6 +569,18 @@ class SimulatedReplicas:
         """Return a timeline: for each job the runs of each replica."""
         lives = [(replica.name, replica.started_at, replica.gone_at) for replica in self._replicas]
         return timeline(self.runs, lives, self.start_time, self.now)
+
+
+def at(minutes: float) -> datetime:
+    """Return the time so many minutes after midnight."""
+    return MIDNIGHT + timedelta(minutes=minutes)
+
+
+def simulated(
+    add_jobs: Callable[[Any], object] | None = None, replicas: int = 1, **options: Any
+) -> SimulatedReplicas:
+    """Return replicas that start at midnight."""
+    return SimulatedReplicas(replicas, start=MIDNIGHT, add_jobs=add_jobs, **options)
 
 
 def _gone_already(replica: SimulatedReplica) -> TaskLockStateError:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_ERROR, TaskLockDatabaseError
-from tests.simulation.fleets import AddJobs, at, every, job, simulated
-from tests.simulation.replicas import SimulatedReplicas, SimulatedRun
+from tests.simulation.fleets import AddJobs, every, job, simulated
+from tests.simulation.replicas import SimulatedReplicas, SimulatedRun, at
 from tests.support.waist import Ask, intercept_claims, is_takeover
 
 RENAMED = {"task_lock": {"name": "renamed"}}

@@ -28,8 +28,8 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.simulation.fleets import MIDNIGHT, MINUTE, AddJobs, every, job
-from tests.simulation.replicas import SimulatedReplicas, SimulatedRun
+from tests.simulation.fleets import MINUTE, AddJobs, every, job
+from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas, SimulatedRun
 
 
 @task_lock()

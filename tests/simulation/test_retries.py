@@ -20,8 +20,8 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.simulation.fleets import MIDNIGHT, MINUTE, WORKERS, AddJobs, at, every, job, simulated
-from tests.simulation.replicas import SimulatedReplicas
+from tests.simulation.fleets import MINUTE, WORKERS, AddJobs, every, job, simulated
+from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas, at
 from tests.support.retry_mutations import forgetting
 
 

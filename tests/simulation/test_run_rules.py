@@ -27,24 +27,21 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock.options import DEFAULT_LEASE
-from tests.simulation import fleets
-from tests.simulation.fleets import MIDNIGHT, MINUTE, WORKERS, AddJobs, at, every, job
-from tests.simulation.replicas import SimulatedReplicas
+from tests.simulation.fleets import MINUTE, WORKERS, AddJobs, every, job
+from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas, at, simulated
 from tests.support.internals import deferred_runs
 
 
-def simulated(add_jobs: Any, replicas: int = 1, **options: Any) -> SimulatedReplicas:
-    return fleets.simulated(add_jobs, replicas, **options)
-
-
 class TestStandby:
-    def dead_at(self, due: str, jitter: int | None) -> tuple[SimulatedReplicas, datetime]:
+    def dead_at(
+        self, due: str, jitter: int | None, **options: Any
+    ) -> tuple[SimulatedReplicas, datetime]:
         """Return two replicas, of which the first one dies before its run time, and that time."""
 
         def add_jobs(scheduler: Any) -> None:
             scheduler.add_job(job, "interval", hours=1, jitter=jitter, id="job")
 
-        simulation = simulated(add_jobs, min_factor=0.1)
+        simulation = simulated(add_jobs, min_factor=0.1, **options)
         simulation.advance(minutes=30)
         second = simulation.start_replica()
         simulation.advance(minutes=10)
@@ -64,7 +61,9 @@ class TestStandby:
         assert waits <= late_by <= waits + 6  # a look
 
     def test_a_replica_whose_job_was_put_off_does_not_stand_in(self) -> None:
-        simulation, _ = self.dead_at("replica-1", None)
+        # So far apart that no look comes between the run time and the change.
+        simulation, due = self.dead_at("replica-1", None, poll_interval=60)
+        simulation.advance(due - simulation.now + timedelta(seconds=1))
         [replica] = simulation
         put_off_to = simulation.now + timedelta(hours=9)
         replica.scheduler.modify_job("job", next_run_time=put_off_to)
@@ -176,41 +175,6 @@ def test_a_maximum_below_the_default_minimum_is_refused() -> None:
     with pytest.raises(TaskLockOptionError, match=r"min_factor \(0.9\) must not be above"):
         simulated(lambda _scheduler: None, max_factor=0.5)
     simulated(lambda _scheduler: None, max_factor=0.5, min_factor=0.5)
-
-
-class TestMisses:
-    def test_a_miss_is_noted_when_its_claim_cannot_be_granted_any_more(self) -> None:
-        """Until then, a try of the claim that had no answer may still run the window."""
-        named = task_lock(grace=0, min_lock=0)(lambda: None)
-        simulation = simulated(
-            lambda scheduler: scheduler.add_job(named, "cron", hour=0, minute=1, id="job"),
-            claim_timeout=60,
-        )
-        simulation.advance(seconds=50)
-        simulation.cut_off("replica-1", 20)
-        simulation.advance(minutes=10)
-        [miss] = simulation.misses
-        assert (miss.run_time, miss.cause) == (at(1), "database")
-        # The claim was tried for 60 s, and a last try may be on its way for 60 s more.
-        assert timedelta(seconds=120) < miss.noted_at - miss.run_time < timedelta(seconds=150)
-
-    def test_a_misfire_tells_that_all_workers_were_busy_and_with_what(self) -> None:
-        busy = {f"import-{number}": 300 + 60 * number for number in range(WORKERS)}
-
-        def add_jobs(scheduler: Any) -> None:
-            for name in busy:
-                named = task_lock(name=name, min_lock=0)(lambda: None)
-                scheduler.add_job(named, "date", run_date=at(1), id=name)
-            late = task_lock(grace=0, min_lock=0)(lambda: None)
-            scheduler.add_job(late, "cron", hour=0, minute=2, id="job", misfire_grace_time=60)
-
-        simulation = simulated(add_jobs, durations=busy)
-        simulation.advance(minutes=20)
-        [miss] = simulation.misses
-        assert (miss.run_time, miss.cause) == (at(2), "misfire")
-        named = ", ".join(f"`import-{number}` 1" for number in range(5))
-        why = f"all 10 workers were busy ({named}, others 5)"
-        assert miss.reason == f"late by 240 s, over its grace time of 60 s: {why}"
 
 
 async def coroutine(**_: Any) -> None:
@@ -488,6 +452,77 @@ class TestManualRuns:
         simulation.request_run("job")
         simulation.advance(minutes=1)
         assert lefts == pytest.approx([600, 600], abs=6)
+
+    @pytest.mark.parametrize(("why", "within"), [("paused", 7), ("renamed", 120)])
+    def test_one_over_a_dead_run_that_nobody_takes_over_is_begun(
+        self, why: str, within: float
+    ) -> None:
+        simulation = simulated(
+            every_five_minutes(), 2, durations={"job": 30}, failover=True, lease=60, max_factor=50
+        )
+        simulation.advance(minutes=5, seconds=10)
+        if why == "paused":
+            simulation.pause("job")
+        else:  # so that the dead run is one of another function
+            simulation.add_jobs = every_five_minutes(take)
+            for replica in [each for each in simulation if each.name != simulation.runs[0].replica]:
+                simulation.stop(replica)
+            simulation.start_replica()
+        simulation.kill(simulation.runs[0].replica)
+        simulation.advance(minutes=2)
+        simulation.request_run("job")
+        simulation.advance(seconds=within)
+        assert [run.kind for run in simulation.runs] == ["schedule", "manual"]
+
+    def dying_in_a_manual_run(self, at_minute: float, **options: Any) -> SimulatedReplicas:
+        """Return replicas of which one dies in a manual run."""
+        simulation = simulated(durations={"job": 30}, failover=True, lease=30, **options)
+        simulation.advance(minutes=at_minute)
+        simulation.request_run("job")
+        simulation.advance(seconds=20)
+        simulation.kill(simulation.runs[-1].replica)
+        return simulation
+
+    @pytest.mark.parametrize("minute", [2, 7], ids=["never ran", "ran before"])
+    def test_one_of_a_replica_that_dies_is_run_again_and_leaves_the_windows_of_the_schedule_alone(
+        self, minute: float, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        run_times: list[Any] = []
+
+        @task_lock(on_failure="release")
+        def fail() -> None:
+            lock = current_lock()
+            assert lock is not None
+            run_times.append(lock.run_time)
+            raise ValueError("no")
+
+        simulation = self.dying_in_a_manual_run(
+            minute, add_jobs=every_five_minutes(fail), replicas=2
+        )
+        simulation.advance(minutes=3.5)
+        told = [(run.kind, run.outcome) for run in simulation.runs[-3:]]
+        assert told == [("manual", "died"), ("takeover", "error"), ("schedule", "error")]
+        assert "runs the manual run again" in caplog.text
+        # A manual run has the time at which it was begun.
+        assert [at(minute) < each < at(minute + 2) for each in run_times[-3:-1]] == [True, True]
+        assert run_times[-1] == at(minute + 3)
+
+    def test_one_that_is_given_up_names_no_window(self) -> None:
+        simulation = self.dying_in_a_manual_run(
+            2, add_jobs=every_five_minutes(), replicas=3, max_takeovers=1
+        )
+        simulation.advance(seconds=45)
+        simulation.kill(simulation.runs[-1].replica)
+        simulation.advance(minutes=1.5)
+        [given_up] = [
+            event
+            for replica in simulation
+            for event in replica.events
+            if event.code == EVENT_TASK_LOCK_ERROR
+        ]
+        assert "the manual run is given up" in str(given_up.exception)
+        assert at(2) < given_up.scheduled_run_time < simulation.now
 
 
 class TestLeaders:

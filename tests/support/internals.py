@@ -56,6 +56,12 @@ def missed_tasks(executor: Any) -> set[str]:
     return set(executor._missed._pending)
 
 
+def has_notes(executor: Any) -> bool:
+    """Return whether an executor's next look has something to tell: a miss, or a changed job."""
+    missed, registrar = executor._missed, executor._registrar
+    return bool(missed._pending or missed._rescheduled or registrar._changed)
+
+
 def executors_of(scheduler: Any) -> dict[str, Any]:
     """Return a scheduler's executors, by their aliases."""
     executors: dict[str, Any] = scheduler._executors

@@ -1,43 +1,29 @@
-"""A run time that no replica has run leaves an entry in the history, which tells why."""
+"""A run time that no replica has run leaves an entry in the history, which tells why.
+
+What replicas note, and when, is in ``tests/simulation/test_missed_runs.py``.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
 import pytest
-from apscheduler.events import (
-    EVENT_JOB_MAX_INSTANCES,
-    EVENT_JOB_MISSED,
-    EVENT_JOB_SUBMITTED,
-    JobSubmissionEvent,
-)
-from apscheduler.triggers.interval import IntervalTrigger
+from apscheduler.events import EVENT_JOB_MISSED
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock.status import Run, TaskState, Verdict
 from tests.support.commands import Command
-from tests.support.internals import deferred_run_times, executors_of, missed_tasks, runs_of
-from tests.support.outages import Job, refuse, restore, swallow, why_unavailable
+from tests.support.internals import executors_of, missed_tasks, runs_of
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy
 from tests.support.roles import role
-from tests.support.schedulers import NO_DATABASE, Replica
+from tests.support.schedulers import Replica
 from tests.support.stored_jobs import PATIENT, Gate, StoreReplica, note, note_and_wait
-from tests.support.waist import (
-    MemoryProtocol,
-    MemoryTaskLocks,
-    MissNote,
-    MissNotes,
-    ScheduleNotes,
-    use_stand_in,
-)
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -65,53 +51,6 @@ def last_second() -> datetime:
 @pytest.fixture
 def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
     return make_task_locks()
-
-
-class NotingProtocol(MemoryProtocol):
-    """A replica's protocol, whose notes are kept."""
-
-    noted: Noted
-    replica_id: str
-
-    def execute(self, cursor: Any, message: Any) -> Any:
-        if isinstance(message, MissNotes):
-            self.noted.misses.extend((self.replica_id, note) for note in message.notes)
-        if isinstance(message, ScheduleNotes):
-            self.noted.changes.extend((self.replica_id, note.reason) for note in message.notes)
-        return super().execute(cursor, message)
-
-
-class Noted(MemoryTaskLocks):
-    """Rows in memory, with what replicas note of missed run times and changed schedules.
-
-    What becomes of a note in the history is a matter of statements: ``tests/contract/test_misses``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.misses: list[tuple[str, MissNote]] = []
-        self.changes: list[tuple[str, str]] = []
-
-    def protocol(self, replica_id: str) -> NotingProtocol:
-        """Return the protocol of a replica."""
-        protocol = NotingProtocol(self, replica_id)
-        protocol.noted, protocol.replica_id = self, replica_id
-        return protocol
-
-    def one_miss(self) -> tuple[datetime, str, str, str]:
-        """Wait for a note; return its run time, its cause, its reason, and who has sent it."""
-        eventually(lambda: self.misses)
-        [(replica_id, note)] = self.misses
-        [run_time] = note.run_times
-        assert (note.task_name, note.more) == ("job", 0)
-        return run_time, note.cause, note.reason, replica_id
-
-
-@pytest.fixture
-def memory() -> Iterator[Noted]:
-    noted = Noted()
-    with use_stand_in(noted):
-        yield noted
 
 
 def add(replica: Replica, function: Callable[..., Any], at: datetime, **changes: Any) -> None:
@@ -150,224 +89,7 @@ def one_miss(operator: TaskLocks, task: str = "job", run_times: int = 1) -> Run:
     return miss
 
 
-def flush(replica: Replica) -> None:
-    """Wait until the application's thread has run all that it was given."""
-    replica.idle()
-    done = threading.Event()
-    call_application(done.set)
-    assert done.wait(60)
-
-
 class TestReasons:
-    @pytest.mark.nightly  # in simulated time: tests/simulation/test_run_rules.py::TestMisses
-    def test_all_workers_were_busy(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
-    ) -> None:
-        replica = make_replica_in_memory(replica_id="one", max_workers=2, **OFTEN)
-        added = now()
-        for number in range(2):
-            replica.run_once(job.run, job_id=f"import-{number}")
-        eventually(lambda: job.runs == 2)
-        claimed_in = now() - added  # which makes nothing late, however slow the machine is
-        due = last_second()
-        # Its run time is due up to a second ago, and it has to be noticed within its grace time.
-        add(replica, lambda: None, due, misfire_grace_time=3)
-        eventually(lambda: now() > due + timedelta(seconds=3.1) + claimed_in)
-        job.go_on.set()
-        replica.one(EVENT_JOB_MISSED)
-        run_time, cause, reason, replica_id = memory.one_miss()
-        assert (run_time, cause, replica_id) == (due, "misfire", "one")
-        assert reason.startswith("late by ")
-        busy = "all 2 workers were busy (`import-0` 1, `import-1` 1)"
-        assert reason.endswith(f" s, over its grace time of 3 s: {busy}")
-
-    def test_the_scheduler_came_too_late(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        replica = make_replica(**OFTEN)
-        due = last_second() - timedelta(minutes=5)
-        add(replica, lambda: None, due, misfire_grace_time=60)
-        miss = one_miss(operator)
-        assert (miss.scheduled_at, miss.cause) == (due, "misfire")
-        assert miss.reason is not None
-        late, _, why = miss.reason.partition(", over its grace time of 60 s: its scheduler came ")
-        assert late.startswith("late by 3")
-        assert why.endswith(" s after it was due")
-
-    def test_the_database_did_not_answer(
-        self, make_replica: MakeReplica, operator: TaskLocks, proxy: Proxy
-    ) -> None:
-        replica = make_replica(proxy.url, claim_timeout=0.5, **OFTEN)
-        due = last_second()
-        add(replica, lambda: None, due, next_run_time=due + timedelta(hours=1))
-        eventually(lambda: operator.tasks("job"))
-        refuse(proxy)
-        replica.scheduler.modify_job("job", next_run_time=due)
-        eventually(replica.of)
-        restore(proxy)
-        miss = one_miss(operator)
-        assert (miss.scheduled_at, miss.cause) == (due, "database")
-        assert miss.reason is not None
-        assert miss.reason.startswith("the database did not answer for ")
-
-    def test_an_operator_had_paused_the_task(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        """Run times of one pause are one entry, whichever replicas tell them."""
-        # A maximum lock of five of its seconds may end on a slow machine before its run does.
-        options = {**OFTEN, "jobs": {"job": {"grace": 0.1, "max_lock": 600}}}
-        replicas = [make_replica(**options) for _ in range(3)]
-        start = last_second()
-        for replica in replicas:
-            # Run times that a late pass of a scheduler coalesces are not missed.
-            add_frequent(replica, lambda: None, start, coalesce=False)
-        eventually(lambda: operator.tasks("job"))
-        operator.pause("job", by="ann", reason="maintenance")
-        [paused] = operator.runs("job", kind="operator")
-        eventually(
-            lambda: misses(operator) and (misses(operator)[0].run_times or 0) >= 3,
-            instead=lambda: (
-                operator.tasks("job"),
-                operator.runs("job"),
-                [missed_tasks(replica.executor) for replica in replicas],
-            ),
-        )
-        miss = one_miss(operator)
-        since = f"{paused.started_at.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
-        assert (miss.cause, miss.reason) == ("paused", f"paused by ann since {since}: maintenance")
-        assert miss.scheduled_at is not None
-        assert miss.last_scheduled_at is not None
-        stretch = (miss.last_scheduled_at - miss.scheduled_at).total_seconds()
-        assert miss.run_times == stretch + 1
-
-    def test_an_operator_had_paused_all_tasks_of_a_namespace(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        """The task's own pause ended first, so that of all tasks is told."""
-        replica = make_replica(**OFTEN)
-        start = last_second()
-        add(replica, lambda: None, start, next_run_time=start + timedelta(hours=1))
-        eventually(lambda: operator.tasks("job"))
-        operator.pause_all(duration=None, namespace="jo", by="bob", reason="a move")
-        operator.pause("job", by="ann")
-        operator.resume("job", by="ann")
-        # Not before, because a run time within the task's own pause is told of that pause.
-        replica.scheduler.reschedule_job("job", trigger="interval", seconds=1, start_date=start)
-        miss = one_miss(operator)
-        assert miss.cause == "paused"
-        assert miss.reason is not None
-        assert miss.reason.startswith("paused with all tasks of jo by bob since ")
-        assert miss.reason.endswith(": a move")
-
-    @pytest.mark.nightly
-    @pytest.mark.parametrize("is_known", [True, False], ids=["known outage", "no answer yet"])
-    def test_runs_that_wait_for_the_database_do_not_count_as_busy_workers(
-        self, make_replica: MakeReplica, operator: TaskLocks, proxy: Proxy, is_known: bool
-    ) -> None:
-        # A replica waits for an answer for a third of the claim's time, and then knows of the
-        # outage. The first look may find meanwhile that nobody has run the run time. If that is the
-        # run before, whose claim still waits, the run time that was skipped is told only when the
-        # one before it can be told, which is after `unasked_after`. So this is far below the
-        # deadline of the test, and far above the time until the skip.
-        often = {**OFTEN, "timings": replace(QUICK, unasked_after=20.0)}
-        replica = make_replica(proxy.url, claim_timeout=3 if is_known else 10, **often)
-        add_frequent(replica, lambda: None, last_second(), max_instances=1)
-        eventually(lambda: operator.runs("job", outcome="ok"))
-        skipped = threading.Event()
-        if is_known:
-            refuse(proxy)
-            eventually(lambda: why_unavailable(replica))
-        else:
-            swallow(proxy)
-        since = now()
-
-        def note(event: JobSubmissionEvent) -> None:
-            # Not of a run time right before, whose pass of the scheduler goes on.
-            if event.scheduled_run_times[-1] > since:
-                skipped.set()
-
-        replica.scheduler.add_listener(note, EVENT_JOB_MAX_INSTANCES)
-        assert skipped.wait(60)
-        restore(proxy)
-
-        def causes() -> set[str | None]:
-            """Return the causes of what was missed since the outage began, and not before it."""
-            told = misses(operator)
-            return {m.cause for m in told if m.last_scheduled_at and m.last_scheduled_at > since}
-
-        eventually(causes, instead=lambda: (operator.tasks("job"), operator.runs("job")))
-        assert causes() == {"database"}
-
-    def test_another_run_was_still_going_on(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
-    ) -> None:
-        # A maximum lock of five of its seconds ends on a slow machine before its run is told.
-        options = {**OFTEN, "jobs": {"job": {"grace": 0.1, "max_lock": 600}}}
-        one, other = (
-            make_replica_in_memory(replica_id=name, **options) for name in ("one", "other")
-        )
-        start = last_second()
-        # Removed by the pass that has submitted the run, so that no later pass submits another.
-        one.scheduler.add_listener(lambda _: one.scheduler.remove_job("job"), EVENT_JOB_SUBMITTED)
-        add_frequent(one, job.run, start)
-        assert job.begun.wait(60)
-        add_frequent(other, lambda: None, start)
-        eventually(lambda: memory.misses)
-        row = memory.rows["job"]
-        began = f"{row.window_start.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
-        told = f"its run of {began} on one (token {row.token}) was not known to be over"
-        notes = {(replica_id, each.cause, each.reason) for replica_id, each in memory.misses}
-        assert notes == {("other", "running", told)}
-
-    def test_a_hold_of_the_lock_was_still_going_on(
-        self, make_replica_in_memory: MakeReplica, memory: Noted
-    ) -> None:
-        replica = make_replica_in_memory(**OFTEN)
-        with (
-            TaskLocks(NO_DATABASE, replica_id="holder") as holder,
-            holder.hold("job", min_lock=0, max_lock=600) as held,
-        ):
-            # After the hold's begin: a run that is due before it is claimed after the hold.
-            due = last_second() + timedelta(seconds=1)
-            add(replica, lambda: None, due)
-            eventually(lambda: deferred_run_times(replica.executor) or memory.misses)
-        reason = f"a hold of its lock on holder (token {held.token}) was not known to be over"
-        assert memory.one_miss()[:3] == (due, "running", reason)
-
-    def test_apscheduler_has_skipped_it_because_of_max_instances(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
-    ) -> None:
-        replica = make_replica_in_memory(replica_id="one", **OFTEN)
-        skipped = threading.Event()
-        replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
-        start = last_second()
-        add(replica, job.run, start)
-        assert job.begun.wait(60)  # else the run before may still wait for its claim
-        replica.scheduler.reschedule_job("job", trigger="interval", seconds=1, start_date=start)
-        assert skipped.wait(60)
-        eventually(lambda: memory.misses)
-        # Its lock keeps other replicas from running it, too.
-        [(cause, told)] = {(each.cause, each.reason) for _, each in memory.misses}
-        in_the_way = r"its run that began at [-0-9]+ [:0-9]+ UTC on one \(token \d+\)"
-        assert (cause, bool(re.fullmatch(f"{in_the_way} was still going on", told))) == (
-            "running",
-            True,
-        )
-
-    def test_its_last_run_still_waited_for_a_worker(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, job: Job
-    ) -> None:
-        replica = make_replica_in_memory(replica_id="one", max_workers=1, **OFTEN)
-        replica.run_once(job.run, job_id="slow")
-        assert job.begun.wait(60)
-        skipped = threading.Event()
-        replica.scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)
-        add_frequent(replica, lambda: None, last_second(), max_instances=1)
-        assert skipped.wait(60)
-        eventually(lambda: memory.misses)
-        told = "its last run on one was still waiting for a worker (max_instances 1)"
-        assert {(each.cause, each.reason) for _, each in memory.misses} == {("running", told)}
-
     @pytest.mark.parametrize("paused", [False, True], ids=["late", "paused"])
     def test_of_a_stored_job(
         self, database_url: str, operator: TaskLocks, connection: Connection, paused: bool
@@ -595,50 +317,6 @@ class TestStretchesOfStoredJobs:
 
 
 class TestTrueOrNotAtAll:
-    def test_replicas_that_have_all_missed_a_run_time_tell_it_once(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        replicas = [make_replica(**OFTEN) for _ in range(3)]
-        due = last_second() - timedelta(minutes=5)
-        for replica in replicas:
-            add(replica, lambda: None, due, misfire_grace_time=60)
-            replica.one(EVENT_JOB_MISSED)
-        assert one_miss(operator).run_times == 1
-        for replica in replicas:
-            eventually(lambda replica=replica: not missed_tasks(replica.executor))
-        assert one_miss(operator).run_times == 1
-
-    def test_a_run_time_that_another_replica_has_run_is_not_told(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        due = last_second() - timedelta(minutes=5)
-        one, other = (make_replica(**OFTEN) for _ in range(2))
-        add(other, lambda: None, due)
-        eventually(lambda: operator.runs("job"))
-        add(one, lambda: None, due, misfire_grace_time=60)
-        one.one(EVENT_JOB_MISSED)
-        eventually(lambda: not missed_tasks(one.executor))
-        assert [run.outcome for run in operator.runs("job")] == ["ok"]
-
-    def test_one_that_is_run_after_it_was_told_is_hidden(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        due = last_second() - timedelta(minutes=5)
-        one, other = (make_replica(**OFTEN) for _ in range(2))
-        add(one, lambda: None, due, misfire_grace_time=60)
-        one_miss(operator)
-        add(other, lambda: None, due)
-        eventually(lambda: [run.outcome for run in operator.runs("job")] == ["ok"])
-        assert [run.outcome for run in operator.runs()] == ["ok"]
-
-    def test_without_a_history_nothing_is_told(
-        self, make_replica_in_memory: MakeReplica, memory: Noted
-    ) -> None:
-        replica = make_replica_in_memory(history=0, **OFTEN)
-        add(replica, lambda: None, last_second() - timedelta(minutes=5), misfire_grace_time=60)
-        replica.one(EVENT_JOB_MISSED)
-        assert missed_tasks(replica.executor) == set()
-
     @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
     @pytest.mark.parametrize("right", ["SELECT", "INSERT", "UPDATE"])
     def test_a_right_on_the_history_that_is_revoked_for_a_moment_loses_nothing(
@@ -665,89 +343,6 @@ class TestTrueOrNotAtAll:
             connection.execute(f'GRANT {right} ON task_lock_run TO "{name}"')
             assert one_miss(operator).scheduled_at == due
             replica.shutdown()
-
-
-def with_due_time_before(
-    replica: Replica, operator: TaskLocks, connection: Connection, before: timedelta
-) -> tuple[str, datetime]:
-    """Add an hourly job whose row has an earlier due time when its next run time is claimed.
-
-    A machine that was too slow to change the row before the claim gets longer for another job.
-
-    :param before: how long before the run time the due time is
-    :return: the task and the run time
-    """
-    for seconds in (3, 12, 30):
-        task, due = f"due in {seconds}", last_second() + timedelta(seconds=seconds)
-        job = {"id": task, "next_run_time": due, "kwargs": {"task_lock": {"grace": 0.1}}}
-        add(replica, lambda **_: None, due - timedelta(hours=5), **job)
-        eventually(lambda task=task: operator.tasks(task))  # type: ignore[misc]  # not inferred
-        changed = connection.execute(
-            "UPDATE task_lock SET due_at = %s, overdue_at = %s"
-            " WHERE task_name = %s AND kind IS NULL",  # it was not claimed yet
-            [due - before, due + timedelta(hours=1), task],
-        )
-        if changed.rowcount:
-            return task, due
-    raise AssertionError("the machine is too slow")
-
-
-class TestNobodyAsked:
-    def test_while_the_fleet_was_away(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
-    ) -> None:
-        """Each of the replicas that come back finds it, and one entry for each task is left."""
-        start = last_second() - timedelta(hours=5)
-        before = make_replica(**OFTEN)
-        for task in ("job", "other"):
-            add(before, lambda: None, start, id=task, next_run_time=start + timedelta(hours=5))
-            eventually(lambda task=task: operator.runs(task, outcome="ok"))
-        before.shutdown()
-        # As if that run had been four hours ago.
-        connection.execute(
-            "UPDATE task_lock SET due_at = due_at - interval '4 h', overdue_at = overdue_at"
-            " - interval '4 h', window_start = window_start - interval '4 h', window_until ="
-            " window_until - interval '4 h'"
-        )
-        connection.execute("UPDATE task_lock_run SET scheduled_at = scheduled_at - interval '4 h'")
-        replicas = [make_replica(**OFTEN, start=False) for _ in range(3)]
-        for replica in replicas:
-            for task in ("job", "other"):
-                add(replica, lambda: None, start, id=task, next_run_time=start + timedelta(hours=6))
-            replica.scheduler.start()
-        for task in ("job", "other"):
-            miss = one_miss(operator, task, 4)
-            assert (miss.cause, miss.run_times) == ("unasked", 4)
-            assert miss.scheduled_at == start + timedelta(hours=2)
-            assert miss.last_scheduled_at == start + timedelta(hours=5)
-            assert miss.reason is not None
-            assert miss.reason.startswith("nobody asked for it between ")
-            assert miss.replica == ""  # because no replica that tells it lived then
-        for replica in replicas:
-            eventually(lambda replica=replica: not missed_tasks(replica.executor))
-        for task in ("job", "other"):
-            assert one_miss(operator, task).run_times == 4
-
-    def test_before_a_run_time_that_is_claimed(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
-    ) -> None:
-        """The claim finds the due time that the row still has."""
-        replica = make_replica(**OFTEN)
-        task, due = with_due_time_before(replica, operator, connection, timedelta(hours=3))
-        miss = one_miss(operator, task, run_times=3)
-        assert (miss.cause, miss.run_times) == ("unasked", 3)
-        assert miss.scheduled_at == due - timedelta(hours=3)
-        assert miss.last_scheduled_at == due - timedelta(hours=1)
-        assert [run.scheduled_at for run in operator.runs(task, outcome="ok")] == [due]
-
-    def test_a_due_time_of_another_schedule_tells_nothing(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
-    ) -> None:
-        replica = make_replica(**OFTEN)
-        task, _ = with_due_time_before(replica, operator, connection, timedelta(minutes=90))
-        eventually(lambda: operator.runs(task, outcome="ok"))
-        flush(replica)
-        assert missed_tasks(replica.executor) == set()
 
 
 def add_one_off(replica: Replica, at: datetime, function: Callable[..., Any], **job: Any) -> None:
@@ -875,30 +470,6 @@ class TestOneOffs:
         assert miss.reason is not None
         assert miss.reason.startswith("paused with all tasks by bob since ")
 
-    def test_that_came_due_in_an_outage_tells_the_outage(
-        self, make_replica: MakeReplica, operator: TaskLocks, command: Command, proxy: Proxy
-    ) -> None:
-        replica = make_replica(proxy.url, claim_timeout=0.5, **OFTEN)
-        refuse(proxy)
-        due = last_second()
-        add_one_off(replica, due, nothing, misfire_grace_time=None)
-        eventually(replica.of)
-        restore(proxy)
-        miss = one_miss(operator)
-        assert (miss.scheduled_at, miss.cause) == (due, "database")
-        assert command("check").status == 1
-
-    def test_whose_run_date_is_long_past_leaves_nothing(
-        self, make_replica_in_memory: MakeReplica, memory: Noted
-    ) -> None:
-        """The row of its run may have been deleted."""
-        replica = make_replica_in_memory(**OFTEN)
-        add_one_off(replica, last_second() - timedelta(days=6, seconds=1), nothing)
-        replica.one(EVENT_JOB_MISSED)
-        flush(replica)
-        assert missed_tasks(replica.executor) == set()
-        assert (memory.rows, memory.misses) == ({}, [])
-
     def test_of_the_shared_store_alarms_until_it_is_acknowledged(
         self, database_url: str, operator: TaskLocks, command: Command
     ) -> None:
@@ -1003,25 +574,6 @@ class TestMovedSchedules:
         told = command("runs", "--kind", "operator").out
         assert f"by web-2 ({HOURLY_TO_2_HOURS})" in told
 
-    @pytest.mark.parametrize("method", ["reschedule_job", "modify_job"])
-    def test_a_job_that_is_changed_while_it_is_scheduled(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, method: str
-    ) -> None:
-        replica = make_replica_in_memory(replica_id="web-1", **OFTEN)
-        due = last_second() + timedelta(seconds=6)
-        add(replica, nothing, due)
-        eventually(lambda: memory.rows.get("job"))
-        following = due + timedelta(hours=1)
-        if method == "reschedule_job":
-            replica.scheduler.reschedule_job(
-                "job", trigger="interval", hours=2, start_date=following
-            )
-        else:
-            trigger = IntervalTrigger(hours=2, start_date=following)
-            replica.scheduler.modify_job("job", trigger=trigger, next_run_time=following)
-        assert memory.one_miss()[:2] == (due, "moved")
-        assert memory.changes == [("web-1", HOURLY_TO_2_HOURS)]
-
     # Its parts are found by tests/unit/test_missed_runs.py and tests/contract/test_misses.py.
     @pytest.mark.nightly
     def test_a_stored_job_that_is_changed_while_it_is_scheduled(
@@ -1058,71 +610,6 @@ class TestMovedSchedules:
         eventually(lambda: operator.runs("job", outcome="ok"))
         eventually(lambda: not missed_tasks(new.executor))
         assert misses(operator) == []
-
-    @pytest.mark.parametrize("seconds", [-3600, 0], ids=["before it", "at it"])
-    def test_the_new_schedule_has_a_run_time(
-        self, make_replica_in_memory: MakeReplica, memory: Noted, seconds: float
-    ) -> None:
-        replica = make_replica_in_memory(replica_id="web-1", **OFTEN)
-        due = last_second() + timedelta(hours=2)
-        add(replica, nothing, due)
-        eventually(lambda: memory.rows.get("job"))
-        following = due + timedelta(seconds=seconds)
-        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=following)
-        eventually(lambda: memory.changes == [("web-1", HOURLY_TO_2_HOURS)])
-        flush(replica)
-        assert missed_tasks(replica.executor) == set()
-
-    def test_the_same_schedule_is_no_change(
-        self, make_replica_in_memory: MakeReplica, memory: Noted
-    ) -> None:
-        """Nor is one that differs in its start alone, as where each process has its own."""
-        replica = make_replica_in_memory(**OFTEN)
-        due = last_second() + timedelta(hours=2)
-        add(replica, nothing, due)
-        eventually(lambda: memory.rows.get("job"))
-        for later in (due, due + timedelta(minutes=5)):
-            replica.scheduler.reschedule_job("job", trigger="interval", hours=1, start_date=later)
-            eventually(lambda later=later: is_near(memory.rows["job"].due_at, later))
-        flush(replica)
-        assert missed_tasks(replica.executor) == set()
-        assert memory.changes == []
-
-    def test_two_jobs_of_one_task_do_not_change_each_others_schedule(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        """The row has the schedule of the job that has written it last."""
-        names = {job_id: {"name": "job", "grace": 0.1} for job_id in ("one", "two")}
-        replica = make_replica(**{**OFTEN, "jobs": names})
-        due = last_second() + timedelta(hours=2)
-        every = {"one": {"hours": 1}, "two": {"hours": 2}}
-        for job_id, interval in every.items():
-            add(replica, nothing, due, id=job_id, **interval)
-        eventually(lambda: operator.tasks("job"))
-        later = due
-        for job_id in ("one", "two", "one"):
-            later += timedelta(minutes=5)
-            replica.scheduler.reschedule_job(
-                job_id, trigger="interval", start_date=later, **every[job_id]
-            )
-            eventually(lambda later=later: is_near(operator.tasks("job")[0].due_at, later))
-        seen = operator.replicas()[0].seen_at
-        eventually(lambda: operator.replicas()[0].seen_at > seen + timedelta(seconds=1))
-        assert changes(operator) == []
-
-    def test_a_run_time_in_a_pause_was_not_moved(
-        self, make_replica: MakeReplica, operator: TaskLocks
-    ) -> None:
-        replica = make_replica(**OFTEN)
-        due = last_second() + timedelta(hours=1)
-        add(replica, nothing, due)
-        eventually(lambda: operator.tasks("job"))
-        operator.pause("job", by="ann")
-        later = due + timedelta(hours=1)
-        replica.scheduler.reschedule_job("job", trigger="interval", hours=2, start_date=later)
-        eventually(lambda: changes(operator))
-        flush(replica)
-        assert missed_tasks(replica.executor) == set()
 
     @pytest.mark.nightly
     def test_versions_that_run_side_by_side_tell_no_wrong_miss(
