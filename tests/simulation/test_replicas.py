@@ -105,7 +105,9 @@ class TestRuns:
         def seeing(number: int) -> None:
             lock = current_lock()
             assert lock is not None
+            until = lock.run_until
             lock.extend(3600)
+            assert lock.run_until - until == timedelta(hours=1)
             seen.append((number, lock.name, lock.token, lock.run_time, lock.lost))
 
         simulation = simulated(hourly(seeing, args=[7]), namespace="shop/")

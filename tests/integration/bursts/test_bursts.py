@@ -300,25 +300,6 @@ def test_a_trigger_that_fails_in_a_burst_is_no_other_jobs_failure(
     assert {e.job_id for e in two.events if e.code == EVENT_JOB_ERROR} == {"job 9x"}
 
 
-def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_late(
-    make_waiting: Callable[..., Replica], database_url: str
-) -> None:
-    """As in plain APScheduler: the job took that time, and not its lock."""
-    replica = make_waiting(database_url, 0, max_workers=1)
-    busy, due = threading.Event(), datetime.now(timezone.utc)
-
-    def occupy() -> None:
-        busy.set()
-        eventually(lambda: datetime.now(timezone.utc) > due + timedelta(seconds=1.5))
-
-    replica.run_once(occupy, job_id="busy")
-    assert busy.wait(60)
-    due = datetime.now(timezone.utc)
-    replica.run_once(function, misfire_grace_time=1)
-    replica.one(EVENT_JOB_MISSED)
-    assert replica.codes() == [EVENT_JOB_MISSED]
-
-
 def test_of_coroutines_whose_claims_fail_in_an_outage_none_is_skipped_when_it_is_over(
     make_waiting: Callable[..., Replica], proxy: Proxy
 ) -> None:

@@ -15,7 +15,6 @@ import pytest
 from apscheduler.events import (
     EVENT_JOB_ERROR,
     EVENT_JOB_EXECUTED,
-    EVENT_JOB_MISSED,
     EVENT_JOB_SUBMITTED,
 )
 from apscheduler.executors.debug import DebugExecutor
@@ -23,7 +22,6 @@ from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import (
-    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
@@ -35,7 +33,6 @@ from tests.support.internals import pool_of, wait_until_decided, waiting_in_pool
 from tests.support.interrupting import hearing_ctrl_c, press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.pool_jobs import wait_for
-from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -80,37 +77,6 @@ def test_events_come_in_their_order_and_with_plain_ids(make_replica: MakeReplica
     ends = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
     assert [event.code for event in replica.of("fails")] == ends
     assert {type(event.job_id) for event in replica.of()} == {str}
-
-
-def test_a_run_that_waits_for_a_worker_is_not_claimed(
-    make_replica: MakeReplica, connection: Connection, go_on: threading.Event
-) -> None:
-    replica = make_replica(max_workers=1)
-    replica.run_once(go_on.wait, args=[60], job_id="first")
-    eventually(lambda: replica.codes("first") == [EVENT_TASK_LOCK_GRANTED])
-    submit(replica, "second")
-    assert claimed(connection) == ["first"]
-    go_on.set()
-    replica.one(EVENT_JOB_EXECUTED, "second")
-
-
-def test_a_backlog_is_run_one_by_one_and_each_end_is_told_at_once(
-    make_replica: MakeReplica,
-) -> None:
-    replica = make_replica()
-    start = datetime.now(timezone.utc) - timedelta(seconds=25)
-    replica.run_once(
-        lambda: current_lock().token,  # type: ignore[union-attr]  # it has one
-        seconds=10,
-        hours=0,
-        start_date=start,
-        next_run_time=start,
-        coalesce=False,
-    )
-    eventually(lambda: replica.codes().count(EVENT_JOB_EXECUTED) >= 3)
-    replica.idle()
-    codes = [code for code in replica.codes() if code != EVENT_TASK_LOCK_RELEASED][:6]
-    assert codes == [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED] * 3
 
 
 class QueuesAndRaises(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -268,74 +234,6 @@ def test_an_executor_that_runs_a_job_inside_its_submission_runs_it_in_the_schedu
     replica = make_replica(executor=DebugExecutor())
     replica.run_once(lambda: threading.current_thread().name)
     assert replica.one(EVENT_JOB_EXECUTED).retval == "APScheduler"
-
-
-@pytest.mark.nightly
-def test_a_job_without_a_lock_does_not_wait_for_the_database(
-    make_replica: MakeReplica, proxy: Proxy
-) -> None:
-    replica = make_replica(proxy.url, max_workers=1, claim_timeout=5, jobs={"unlocked": False})
-    proxy.to_server = lambda _data: b""  # swallowed
-    replica.run_once(lambda: None)
-    replica.run_once(lambda: None, job_id="unlocked")
-    replica.one(EVENT_JOB_EXECUTED, "unlocked")
-    assert replica.codes() == []
-    replica.one(EVENT_TASK_LOCK_ERROR)
-
-
-def test_jobs_that_may_run_without_an_answer_run_one_after_the_other(
-    make_replica: MakeReplica, proxy: Proxy
-) -> None:
-    replica = make_replica(proxy.url, max_workers=1, claim_timeout=1, on_database_error="run")
-    proxy.accepting = False
-    proxy.cut_all()
-    for job_id in ("a", "b"):
-        replica.run_once(lambda: None, job_id=job_id)
-    for job_id in ("a", "b"):
-        replica.one(EVENT_JOB_EXECUTED, job_id)
-        assert replica.codes(job_id) == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
-    proxy.accepting = True
-
-
-def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
-    make_replica: MakeReplica, connection: Connection
-) -> None:
-    replica = make_replica(max_workers=1)
-    late, begun = threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        assert late.wait(60)
-
-    replica.run_once(work, job_id="long")
-    assert begun.wait(60)
-    due = datetime.now(timezone.utc)
-    replica.run_once(lambda: None, next_run_time=due, misfire_grace_time=1)
-    eventually(lambda: datetime.now(timezone.utc) > due + timedelta(seconds=1.2))
-    late.set()
-    replica.one(EVENT_JOB_MISSED)
-    assert claimed(connection) == ["long"]
-
-
-@pytest.mark.usefixtures("unhurried_stop")
-def test_a_job_whose_listener_of_the_grant_shuts_the_scheduler_down_is_not_begun(
-    make_replica: MakeReplica, connection: Connection
-) -> None:
-    """It is handed over, so that another replica runs its window."""
-    replica = make_replica()
-    ran = threading.Event()
-    over = threading.Event()
-
-    def shut_down(_event: Any) -> None:
-        replica.scheduler.shutdown(wait=False)
-        over.set()
-
-    replica.scheduler.add_listener(shut_down, EVENT_TASK_LOCK_GRANTED)
-    replica.run_once(ran.set)
-    assert over.wait(60)
-    handed_over = "SELECT FROM task_lock WHERE handed_over AND finished_at IS NULL"
-    eventually(lambda: connection.execute(handed_over).rowcount == 1)
-    assert not ran.is_set()
 
 
 class WaitingExecutor(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -506,44 +404,3 @@ def test_a_job_whose_submission_was_interrupted_is_not_left_to_nobody(
     assert ran.wait(60)
     replica.one(EVENT_TASK_LOCK_RELEASED)
     replica.idle()
-
-
-def test_which_jobs_keep_all_workers_busy_is_told(
-    make_replica: MakeReplica,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    go_on: threading.Event,
-) -> None:
-    monkeypatch.setattr("apscheduler_tasklock._runs.queue.FULL_AFTER", 0.2)
-    replica = make_replica(max_workers=1)
-    replica.run_once(go_on.wait, args=[60], job_id="slow")
-    eventually(lambda: replica.codes("slow") == [EVENT_TASK_LOCK_GRANTED])
-    replica.run_once(lambda: None, job_id="waits")
-    eventually(lambda: "All 1 workers of the ThreadPoolExecutor are busy" in caplog.text)
-    assert "1 run times wait" in caplog.text
-    assert "The workers run: 'slow' (" in caplog.text
-    go_on.set()
-    replica.one(EVENT_JOB_EXECUTED, "waits")
-
-
-def one_application() -> None: ...
-
-
-def another_application() -> None: ...
-
-
-def test_two_functions_under_one_task_name_are_told(
-    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where two applications share a database, and each has a job with the id `cleanup`."""
-    one, other = make_replica(), make_replica()
-    one.run_once(one_application, job_id="cleanup")
-    one.one(EVENT_TASK_LOCK_RELEASED, "cleanup")
-    for number in range(3):
-        other.run_once(another_application, job_id="cleanup", replace_existing=True)
-        refused = number + 1
-        eventually(lambda n=refused: other.codes("cleanup") == [EVENT_TASK_LOCK_REFUSED] * n)
-        other.idle()  # else the next run is one instance too many
-        assert caplog.text.count("Both jobs have this task's name, and so one lock") == (number > 0)
-    told = f"it runs {__name__}:another_application here, and is refused"
-    assert told in caplog.text

@@ -151,20 +151,12 @@ UNRUN: dict[str, tuple[Any, str]] = {
 }
 
 
+# With locks on, it is in `tests/simulation/test_windows.py`.
 @pytest.mark.parametrize(("function", "told"), UNRUN.values(), ids=UNRUN)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"jobs": {"job": False}}, {"enabled": False}],
-    ids=["lock", "no-lock", "off"],
-)
 def test_a_function_that_returns_what_nobody_runs_has_failed(
-    make_replica: MakeReplica,
-    caplog: pytest.LogCaptureFixture,
-    function: Any,
-    told: str,
-    options: dict[str, Any],
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, function: Any, told: str
 ) -> None:
-    replica = make_replica(**options)
+    replica = make_replica(enabled=False)
     replica.run_once(function)
     error = replica.one(EVENT_JOB_ERROR).exception
     assert f"'job': its function has returned {told}, which nobody" in str(error)
