@@ -695,11 +695,15 @@ class TestBatches:
         stage.go_on(3)
         assert len(stage.sent("probe")) == 2
 
+    @pytest.mark.parametrize(
+        ("fault", "outcome"),
+        [("lost before", ClaimOutcome.UNANSWERED), ("locked", ClaimOutcome.LOCKED)],
+    )
     def test_a_claim_of_a_queue_that_is_asked_for_again_and_again_fails_after_its_timeout(
-        self, stage: Stage
+        self, stage: Stage, fault: str, outcome: ClaimOutcome
     ) -> None:
         client = stage.replica()
-        stage.faults.plan("claim t", "lost before")
+        stage.faults.plan("claim t", fault)
         attempt = client.attempt(claim_of("t"))
         results: list[Any] = []
         ended: list[float] = []
@@ -711,8 +715,8 @@ class TestBatches:
             [(_, result)] = claimed
             results.append(result)
             ended.append(stage.now)
-            if result is ClaimOutcome.UNANSWERED:
-                stage.world.start(stage.process_of(client), begin)
+            if result is outcome:
+                stage.world.start(stage.process_of(client), begin, after=0.1)
 
         stage.call(client, begin)
         stage.go_to(30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -129,34 +128,6 @@ def test_each_is_told_what_became_of_it(
     assert told["taken"].holder == "other"
 
 
-def test_what_was_beyond_the_limit_is_granted_when_it_is_asked_for_again(
-    make_asking: MakeAsking,
-    make_locks: MakeLocks,
-) -> None:
-    asking = make_asking(make_locks(), "a", "b")
-    assert kinds(asking.ask(most=1)) == {"a": HeldLock, "b": ClaimOutcome.BEYOND}
-    del asking.attempts[0]
-    assert kinds(asking.ask(most=1)) == {"b": HeldLock}
-
-
-def test_a_row_that_stays_locked_has_failed_after_the_claim_timeout(
-    make_asking: MakeAsking,
-    make_locks: MakeLocks,
-    known_task: Callable[[str], None],
-    direct_url: str,
-) -> None:
-    known_task("a")
-    asking = make_asking(make_locks(claim_timeout=1.0), "a")
-    began_at = time.monotonic()
-    with psycopg.connect(direct_url) as blocker:
-        blocker.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
-        told = asking.ask(most=1)
-        while told["a"] is ClaimOutcome.LOCKED:
-            told = asking.ask(most=1)
-    assert time.monotonic() - began_at >= 1.0
-    assert "could not be used" in str(told["a"])
-
-
 def test_releases_that_wait_go_before_the_claims_of_their_tasks(
     proxy: Proxy,
     make_asking: MakeAsking,
@@ -176,40 +147,6 @@ def test_releases_that_wait_go_before_the_claims_of_their_tasks(
     while ClaimOutcome.UNANSWERED in told.values():
         told = asking.ask(most=2)
     assert kinds(told) == {"b": HeldLock, "a": HeldLock}
-
-
-@pytest.mark.direct("it refuses connections")
-def test_an_ask_in_an_outage_ends_long_before_its_claims_have_failed(
-    proxy: Proxy, make_asking: MakeAsking, make_locks: MakeLocks
-) -> None:
-    """Else the claims that come meanwhile would wait for it."""
-    asking = make_asking(make_locks(proxy.url, claim_timeout=3600.0), "a", "b")
-    refuse(proxy)
-    for _ in range(2):
-        assert kinds(asking.ask(most=2)) == {
-            "a": ClaimOutcome.UNANSWERED,
-            "b": ClaimOutcome.UNANSWERED,
-        }
-    restore(proxy)
-    told = asking.ask(most=2)
-    while ClaimOutcome.UNANSWERED in told.values():
-        told = asking.ask(most=2)
-    assert kinds(told) == {"a": HeldLock, "b": HeldLock}
-
-
-@pytest.mark.direct("it breaks a statement on its way")
-def test_a_lost_answer_is_asked_for_again(
-    proxy: Proxy, make_asking: MakeAsking, make_locks: MakeLocks, known_task: Callable[[str], None]
-) -> None:
-    for task in "abc":
-        known_task(task)
-    asking = make_asking(make_locks(proxy.url), "a", "b", "c")
-    fault = Fault(proxy, CLAIM, "after", "cut", lambda: None)
-    told = asking.ask(most=2)
-    assert fault.met.is_set()
-    while ClaimOutcome.UNANSWERED in told.values():  # on a machine that stops for seconds
-        told = asking.ask(most=2)
-    assert kinds(told) == {"a": HeldLock, "b": HeldLock, "c": ClaimOutcome.BEYOND}
 
 
 @pytest.mark.nightly
@@ -260,15 +197,13 @@ def test_who_is_withdrawn_in_doubt_is_handed_over(
     eventually(lambda: row(connection, "a")["handed_over"])
 
 
-@pytest.mark.parametrize("wrong", ["a", "c", "e"])
 def test_one_tasks_mistake_is_its_own(
-    make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection, wrong: str
+    make_asking: MakeAsking, make_locks: MakeLocks, connection: Connection
 ) -> None:
-    connection.execute(f"ALTER TABLE task_lock ADD CHECK (task_name <> '{wrong}')")
+    connection.execute("ALTER TABLE task_lock ADD CHECK (task_name <> 'c')")
     told = make_asking(make_locks(), *"abcde").ask(most=5)
-    granted = [task for task in "abcde" if task != wrong]
-    assert kinds(told) == {wrong: TaskLockError, **dict.fromkeys(granted, HeldLock)}
-    assert "violates check constraint" in str(told[wrong])
+    assert kinds(told) == {"c": TaskLockError, **dict.fromkeys("abde", HeldLock)}
+    assert "violates check constraint" in str(told["c"])
 
 
 @pytest.mark.parametrize("tasks", ["a", "abc"])
@@ -279,22 +214,6 @@ def test_an_error_of_the_thread_after_the_answer_costs_no_claim(
     told = make_asking(make_locks(), *tasks).ask(most=5)
     assert failed
     assert kinds(told) == dict.fromkeys(tasks, HeldLock)
-
-
-@pytest.mark.parametrize("token", [2**63 - 2, 2**63 - 1])
-def test_a_token_that_cannot_grow_is_one_tasks_own(
-    make_asking: MakeAsking,
-    make_locks: MakeLocks,
-    known_task: Callable[[str], None],
-    connection: Connection,
-    token: int,
-) -> None:
-    for task in "abcde":
-        known_task(task)
-    connection.execute("UPDATE task_lock SET token = %s WHERE task_name = 'c'", [token])
-    told = make_asking(make_locks(), *"abcde").ask(most=5)
-    assert kinds(told) == {"c": TaskLockError, **dict.fromkeys("abde", HeldLock)}
-    assert "rejects this: bigint out of range" in str(told["c"])
 
 
 def test_the_limit_holds_for_all_parts_of_what_was_rejected(

@@ -13,11 +13,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks, upgrade
-from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
@@ -370,33 +368,6 @@ class TestLostAnswers:
         proxy.to_client = lambda data: data
         eventually(lambda: all(row(connection, task)["handed_over"] for task in TASKS[:5]))
 
-    @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
-    def test_a_grant_is_not_forgotten_if_the_statement_after_it_fails(
-        self,
-        make_locks: MakeLocks,
-        pool: ThreadPoolExecutor,
-        connection: Connection,
-        direct_url: str,
-        known_task: Callable[[str], None],
-    ) -> None:
-        """Tasks without a row take a second statement, and the first one is committed by then."""
-        # A slow server has to answer the first one in this time, after the second has failed.
-        locks = make_locks(claim_timeout=9)
-        locks.check()
-        known_task("known")
-        with psycopg.connect(direct_url) as other, other.transaction(force_rollback=True):
-            other.execute(
-                "INSERT INTO task_lock SELECT (jsonb_populate_record(lock, %s)).*"
-                " FROM task_lock AS lock WHERE task_name = 'known'",
-                [Jsonb({"task_name": "new"})],
-            )
-            asked = together(locks, pool, claims(locks, ["known", "new"]))
-            granted = asked[0].result(60)
-            assert isinstance(granted, HeldLock)
-            assert row(connection, "known")["token"] == granted.token == AHEAD + 1
-            assert isinstance(asked[1].exception(60), RowLockedError)
-        locks.release(granted)
-
 
 class TestLockedRows:
     def test_one_is_passed_over_and_keeps_nobody_waiting(
@@ -416,19 +387,6 @@ class TestLockedRows:
             assert all(isinstance(lock, HeldLock) for lock in free)
             assert not asked[7].done()
         assert isinstance(asked[7].result(60), HeldLock)
-        assert locks.outage.reason is None
-
-    @pytest.mark.nightly  # in simulated time: tests/simulation/test_side_rules.py::TestAnswers
-    def test_one_that_stays_locked_is_an_error_and_no_outage(
-        self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
-    ) -> None:
-        locks = make_locks(claim_timeout=2)
-        locks.release(held(locks, TASKS[0], min_lock=0.0))
-        with psycopg.connect(direct_url) as other:
-            other.execute("SELECT FROM task_lock FOR UPDATE")
-            asked = together(locks, pool, claims(locks, TASKS[:2], min_lock=0.0))
-            assert isinstance(asked[0].exception(60), RowLockedError)
-            assert isinstance(asked[1].result(60), HeldLock)
         assert locks.outage.reason is None
 
     def test_a_release_of_one_is_sent_again(
