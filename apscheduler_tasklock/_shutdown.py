@@ -39,9 +39,9 @@ ENDING_LIMIT = 3.0
 
 
 class Closing:
-    """Says whether claiming is stopped, and since when. After a stop, waits are shorter.
+    """Says whether requests are to end, because claiming is stopped, or because of a close.
 
-    :ivar stopped: whether claiming is stopped
+    :ivar stopped: whether the requests are to end
     """
 
     def __init__(self) -> None:
@@ -49,23 +49,31 @@ class Closing:
         self._stopped_at = inf
         self._event = threading.Event()
 
-    def stop(self) -> None:
-        """Stop claiming. Another call changes nothing."""
-        self._stopped_at = min(self._stopped_at, time.monotonic())
+    def stop(self, at: float | None = None) -> None:
+        """Let the requests end soon. Another call changes nothing, or lets them end sooner.
+
+        :param at: from when on they are to end, on the monotonic clock; by default from now on
+        """
+        self._stopped_at = min(self._stopped_at, time.monotonic() if at is None else at)
         self.stopped = True
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Pause for so many seconds, or until claiming is stopped; return whether it is stopped."""
+        """Pause for so many seconds, or until a stop; return whether there was one."""
         return self._event.wait(seconds) or self.stopped
 
     def over_at(self, since: float, limit: float) -> float:
-        """Return when an attempt is over, on the monotonic clock; ``inf`` before claiming stops.
+        """Return when a request is over, on the monotonic clock; ``inf`` before a stop.
 
-        :param since: when the attempt began, on the monotonic clock
-        :param limit: limits the attempt once claiming is stopped, in seconds
+        :param since: when the request came, or its attempt began, on the monotonic clock
+        :param limit: limits it once there was a stop, in seconds
         """
         return max(self._stopped_at, since) + limit
+
+
+# The `Closing` of requests that a stop does not end: renewals and extensions of what still runs,
+# and the request that gives the leadership up. It is never stopped.
+NO_STOP = Closing()
 
 
 class Shutdown:

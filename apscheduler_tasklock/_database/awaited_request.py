@@ -11,10 +11,9 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
-from apscheduler_tasklock._shutdown import CANCEL_LIMIT
+from apscheduler_tasklock._shutdown import CANCEL_LIMIT, Closing
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Answer = TypeVar("Answer")
@@ -33,10 +32,8 @@ class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
     :ivar future: the result
     """
 
-    def __init__(
-        self, deadline: Deadline, *, patience: float | None = None, **times: float
-    ) -> None:
-        super().__init__(deadline, **times)
+    def __init__(self, closing: Closing, *, patience: float | None = None, **times: float) -> None:
+        super().__init__(closing, **times)
         self.future: PlainFuture[Result] = PlainFuture()
         self._patience = patience
         self._untaken = [True]
@@ -130,8 +127,8 @@ class AwaitedRequest(Request[Answer], Generic[Answer, Result]):
                 now = time.monotonic()
                 if now >= abandon_at:
                     break
-                is_over = now > self.deadline.over_at + CANCEL_LIMIT
-                # Check once more after the deadline, because this process may have been paused
+                is_over = now > self.over_at + CANCEL_LIMIT
+                # Check once more after the request's end, because this process may have been paused
                 # while the answer came.
                 if is_over and not self._is_done(min(abandon_at, now + LOOK_INTERVAL)):
                     break

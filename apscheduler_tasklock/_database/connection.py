@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import psycopg
@@ -12,10 +13,8 @@ from psycopg.types.datetime import TimestamptzBinaryLoader
 from psycopg.types.json import set_json_loads
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.wire import Wire
-from apscheduler_tasklock._shutdown import Closing
 
 # The shortest limits of the wait for one answer, in seconds. A claim's limit is SHORTEST_ATTEMPT or
 # more, even if its timeout is shorter. Any limit is SHORTEST_ANSWER or more, even if a renewal is
@@ -47,15 +46,13 @@ def turn_limit(timeout: float) -> float:
     return max(SHORTEST_TURN, 3 * timeout)
 
 
-def connector(
-    url: URL, attempt: float, application_name: str, closing: Closing | None
-) -> Callable[[int], Wire]:
+def connector(url: URL, attempt: float, application_name: str) -> Callable[[int, float], Wire]:
     """Return a function that opens a connection, and returns its wire.
 
-    Its argument is the place of the host with which libpq begins, among the URL's hosts.
+    Its arguments are the place of the host with which libpq begins, among the URL's hosts, and the
+    seconds that are left to connect.
 
     :param attempt: limits each wait of the connection, in seconds
-    :param closing: once claiming is stopped, the connect has the shortest timeout that libpq allows
     """
     parameters = {
         "application_name": application_name,
@@ -67,14 +64,14 @@ def connector(
         **connect_parameters(url),
     }
 
-    def connect(first: int = 0) -> Wire:
-        hurried = closing is not None and closing.stopped
-        # libpq takes whole seconds, and at least 2.
-        timeout = 2 if hurried else max(2, int(attempt))
+    def connect(first: int = 0, left: float = inf) -> Wire:
+        # libpq takes whole seconds, and at least 2. If less is left than an attempt may take, a
+        # host that does not answer must not use up the time of the next one.
+        timeout = max(2, int(min(attempt, left)))
         chosen = {"connect_timeout": timeout, **_beginning_with(first, parameters)}
         connection = psycopg.connect(**chosen)
         try:
-            return set_up(connection, attempt, closing)
+            return set_up(connection, attempt)
         except BaseException:
             connection.close()
             raise
@@ -82,17 +79,16 @@ def connector(
     return connect
 
 
-def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> Wire:
+def set_up(connection: psycopg.Connection[Any], attempt: float) -> Wire:
     """Set up a connection of the library, and return its wire.
 
     :param attempt: limits the wait for each answer, in seconds
-    :param closing: once claiming is stopped, the waits are short
     """
     # Register the loader here, because the application may have registered another one in psycopg's
     # global map.
     connection.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
     set_json_loads(json.loads, connection)  # because an application may have set its own for all
-    wire = Wire(connection, attempt, Deadline(closing))
+    wire = Wire(connection, attempt)
     [pid] = wire.cursor().execute("SELECT pg_backend_pid()").fetchone()
     # A pooler answers the login itself, with a process id that is not the server's.
     wire.is_direct = pid == connection.info.backend_pid

@@ -12,7 +12,6 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
@@ -114,7 +113,7 @@ class _ListenRequest(Request[bool]):
     """The request that begins to listen. It is sent again until it has succeeded."""
 
     def __init__(self, listening: Listening, now: float) -> None:
-        super().__init__(Deadline(listening._closing), came=now, tried_until=inf)
+        super().__init__(listening._closing, came=now, tried_until=inf)
         self._listening = listening
         again = listening._timings.listen_again
         self.rejected_backoff = [min(_LONGEST_BACKOFF, again * 2**n) for n in range(_DOUBLINGS + 1)]

@@ -47,10 +47,12 @@ class Outbox:
 
     :param jitter: returns a pause near the given one, so that replicas do not all try again at the
         same moment
+    :ivar ending: whether the interpreter ends, so that only failed releases are sent again
     """
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
+        self.ending = False
         self._waiting: list[Request[Any]] = []  # sorted by place
 
     @property
@@ -74,7 +76,6 @@ class Outbox:
         came: Sequence[Request[Any]],
         answered: Sequence[tuple[Request[Any], Outcome[Any]]] = (),
         *,
-        stopped: bool = False,
         sends: bool = True,
     ) -> ToSend:
         """Take new requests and the outcomes of the last batch, and decide what is sent next.
@@ -82,17 +83,16 @@ class Outbox:
         :param now: on the monotonic clock
         :param came: the new requests
         :param answered: the requests of the last batch, with their outcomes
-        :param stopped: whether claiming is stopped
         :param sends: whether a batch may be sent now
         """
         step = ToSend()
         for request in came:
             insort(self._waiting, request, key=_place)
         for request, outcome in answered:
-            self._take_in(step, now, request, outcome, stopped=stopped)
+            self._take_in(step, now, request, outcome)
         if not self._waiting:
             return step
-        self._drop_late(step, now, stopped=stopped)
+        self._drop_late(step, now)
         if sends:
             step.batch = self._next_batch(now)
         if step.batch:
@@ -103,13 +103,13 @@ class Outbox:
         step.wakes_at = min((self._look_at(request, now) for request in self._waiting), default=inf)
         return step
 
-    def fail_all(self, now: float, outcome: Outcome[Any], *, stopped: bool = False) -> ToSend:
+    def fail_all(self, now: float, outcome: Outcome[Any]) -> ToSend:
         """Let all requests fail that are ready to be sent. Called if there is no connection."""
         ready = [request for request in self._waiting if request.not_before <= now]
         self._waiting = [request for request in self._waiting if request.not_before > now]
         step = ToSend()
         for request in ready:
-            self._take_in(step, now, request, outcome, stopped=stopped)
+            self._take_in(step, now, request, outcome)
         return step
 
     def split(self, rejected: Sequence[Request[Any]]) -> None:
@@ -125,13 +125,7 @@ class Outbox:
                 insort(self._waiting, request, key=_place)
 
     def _take_in(
-        self,
-        step: ToSend,
-        now: float,
-        request: Request[Any],
-        outcome: Outcome[Any],
-        *,
-        stopped: bool,
+        self, step: ToSend, now: float, request: Request[Any], outcome: Outcome[Any]
     ) -> None:
         """Take the outcome of a sent request, and decide whether it is sent again."""
         if request.stays(outcome, now):
@@ -139,11 +133,11 @@ class Outbox:
             return
         pause = None
         if outcome.error is not None:
-            pause = self._pause_after(request, outcome.error, stopped=stopped)
+            pause = self._pause_after(request, outcome.error)
         last_try = request.tried_until - LAST_TRY
         if pause is not None and request.is_release and now < last_try:
             pause = min(pause, last_try - now)
-        is_over = request.is_unwanted or now >= min(request.turn_until, request.deadline.over_at)
+        is_over = request.is_unwanted or now >= min(request.turn_until, request.over_at)
         if pause is None or is_over or now + pause > request.tried_until:
             step.done.append((request, outcome))
             return
@@ -154,11 +148,13 @@ class Outbox:
         insort(self._waiting, request, key=_place)
         step.failed.append((request, outcome))
 
-    def _pause_after(
-        self, request: Request[Any], error: Exception, *, stopped: bool
-    ) -> float | None:
+    def _ends(self, request: Request[Any]) -> bool:
+        """Return whether a request is not sent again after a failure, because of a stop."""
+        return (self.ending or request.closing.stopped) and not request.is_release
+
+    def _pause_after(self, request: Request[Any], error: Exception) -> float | None:
         """Return the seconds after which a failed request is sent again; ``None``: never."""
-        if (stopped or request.deadline.stopped) and request.ends_with_claiming:
+        if self._ends(request):
             return None
         if isinstance(error, RowLockedError):
             backoff = request.locked_backoff
@@ -170,23 +166,21 @@ class Outbox:
             return None
         return self._jitter(backoff[min(request.failures, len(backoff) - 1)])
 
-    def _drop_late(self, step: ToSend, now: float, *, stopped: bool) -> None:
+    def _drop_late(self, step: ToSend, now: float) -> None:
         """End the requests that nobody waits for any more, or whose time is over."""
         left = []
         for request in self._waiting:
-            error = self._why_dropped(request, now, stopped=stopped)
+            error = self._why_dropped(request, now)
             if error is None:
                 left.append(request)
             else:
                 step.done.append((request, Outcome(error=error)))
         self._waiting = left
 
-    def _why_dropped(self, request: Request[Any], now: float, *, stopped: bool) -> Exception | None:
-        is_over = now >= min(request.turn_until, request.deadline.over_at)
+    def _why_dropped(self, request: Request[Any], now: float) -> Exception | None:
+        is_over = now >= min(request.turn_until, request.over_at)
         if request.error is not None:  # the request was sent, and has failed
-            is_over = is_over or now >= request.tried_until
-            is_stopped = stopped or request.deadline.stopped
-            is_over = is_over or (is_stopped and request.ends_with_claiming)
+            is_over = is_over or now >= request.tried_until or self._ends(request)
         if not (is_over or request.is_unwanted):
             return None
         waited = now - request.came
@@ -241,7 +235,7 @@ class Outbox:
     @staticmethod
     def _look_at(request: Request[Any], now: float) -> float:
         """Return when a waiting request is to be sent or dropped."""
-        over_at = min(request.turn_until, request.deadline.over_at)
+        over_at = min(request.turn_until, request.over_at)
         # `tried_until` is not needed here, because a failed request's `not_before` is never after
         # it, see `_take_in`.
         return min(over_at, max(now, request.not_before))

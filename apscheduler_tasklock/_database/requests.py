@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import BACKOFF, LOCKED_BACKOFF
+from apscheduler_tasklock._shutdown import ATTEMPT_LIMIT, CANCEL_LIMIT, Closing
 from apscheduler_tasklock.errors import TaskLockError
 
 Answer = TypeVar("Answer")
@@ -19,8 +19,9 @@ class Request(Generic[Answer]):
 
     All times are on the monotonic clock.
 
-    :param deadline: when the request's waits end
+    :param closing: says whether the request is to end soon, such as after a stop of claiming
     :param came: when the request came; the request that came first is sent first
+    :param until: when the request is over in any case
     :param turn_until: limits the wait for the request's turn on the connection
     :param tried_until: limits how long the request is sent again after failures; its first attempt
         is made in any case
@@ -50,8 +51,8 @@ class Request(Generic[Answer]):
     locked_backoff: Sequence[float] = LOCKED_BACKOFF
     # The same pauses after the database has rejected the request.
     rejected_backoff: Sequence[float] = ()
-    # Whether a failed request is not sent again once claiming is stopped.
-    ends_with_claiming = True
+    # Limits the request once its `closing` has stopped, in seconds.
+    limit = ATTEMPT_LIMIT
     # Whether this request is sent after a release of its task, also if that release has failed and
     # waits to be sent again.
     follows_releases = False
@@ -60,15 +61,17 @@ class Request(Generic[Answer]):
 
     def __init__(
         self,
-        deadline: Deadline,
+        closing: Closing,
         *,
         came: float,
+        until: float = inf,
         turn_until: float = inf,
         tried_until: float = -inf,
         answer_within: float = inf,
     ) -> None:
-        self.deadline = deadline
+        self.closing = closing
         self.came = self.by = self.not_before = came
+        self.until = until
         self.turn_until = turn_until
         self.tried_until = tried_until
         self.answer_within = answer_within
@@ -76,6 +79,18 @@ class Request(Generic[Answer]):
         self.sent_at = -inf
         self.error: Exception | None = None
         self.together: object = None  # only requests with the same mark can be in one batch
+
+    @property
+    def over_at(self) -> float:
+        """When the request's waits end. A stop may move that time closer.
+
+        The waits end ``CANCEL_LIMIT`` seconds before the request is over, so that there is time to
+        cancel its statement.
+        """
+        until = self.until
+        if self.closing.stopped:
+            until = min(until, self.closing.over_at(self.came, self.limit))
+        return until - CANCEL_LIMIT
 
     @property
     def task_names(self) -> Sequence[str]:
@@ -130,11 +145,12 @@ class Call(Request[Answer]):
     """A request whose statement a function sends. It always has a statement of its own.
 
     :param function: sends a statement on the given cursor, and returns the answer
+    :param closing: as in :class:`Request`
     :param times: as in :class:`Request`
     """
 
-    def __init__(self, function: Callable[..., Answer], deadline: Deadline, **times: float) -> None:
-        super().__init__(deadline, **times)
+    def __init__(self, function: Callable[..., Answer], closing: Closing, **times: float) -> None:
+        super().__init__(closing, **times)
         self._function = function
 
     def send(self, cursor: Any) -> Answer:

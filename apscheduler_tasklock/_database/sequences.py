@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Call, Outcome
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import TaskLockError
 
 Result = TypeVar("Result")
@@ -27,11 +27,11 @@ class SequenceRequest(Call[Any]):
     def __init__(
         self,
         statement: Statement,
-        deadline: Deadline,
+        closing: Closing,
         report: Callable[[Outcome[Any]], object],
         **times: float,
     ) -> None:
-        super().__init__(statement, deadline, **times)
+        super().__init__(statement, closing, **times)
         self._report = report
 
     def finish(self, outcome: Outcome[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -12,11 +13,8 @@ from psycopg import sql
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.connection import (
-    connector,
-    set_up,
-)
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.abandoned_call import call_within, never
+from apscheduler_tasklock._database.connection import connector, set_up
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.sqlstates import (
     LOST_STATEMENT_STATES,
@@ -30,7 +28,6 @@ from apscheduler_tasklock._database.sqlstates import (
 )
 from apscheduler_tasklock._database.url import as_url, check_engine
 from apscheduler_tasklock._database.wire import NoAnswerError, Wait, Wire, wait_for
-from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -63,7 +60,7 @@ Ended = Callable[[bool], None]
 class Session:
     """A connection that is opened when it is needed. One thread uses it.
 
-    :param connect: opens a connection; its argument is as in :func:`connector`
+    :param connect: opens a connection; its arguments are as in :func:`connector`
     :param attempt: limits the wait for each answer, in seconds
     :param ended: called if the idle connection was ended, unless the server's
         ``idle_session_timeout`` is the reason
@@ -77,7 +74,7 @@ class Session:
 
     def __init__(
         self,
-        connect: Callable[[int], Wire],
+        connect: Callable[[int, float], Wire],
         attempt: float,
         ended: Ended = lambda _by_server: None,
         lock_query: bytes | None = None,
@@ -100,20 +97,25 @@ class Session:
         self.notified = False
         self._wait: Wait | None = None  # None: whoever uses the session has no other work
         self._wake: Callable[[], object] = lambda: None
+        self._over_at = never
 
-    def wait_with(self, wait: Wait, wake: Callable[[], object]) -> None:
+    def wait_with(
+        self, wait: Wait, wake: Callable[[], object], over_at: Callable[[], float]
+    ) -> None:
         """Let a thread that has other work wait for answers, and for new connections.
 
         :param wait: waits, and may do other work meanwhile
         :param wake: ends such a wait; called in another thread
+        :param over_at: returns when the waits of the attempt under way end, on the monotonic clock.
+            That time may change meanwhile.
         """
-        self._wait, self._wake = wait, wake
+        self._wait, self._wake, self._over_at = wait, wake, over_at
 
     def wait_alone(self) -> None:
         """Wait for answers, and do nothing meanwhile."""
-        self._wait, self._wake = None, lambda: None
-        if self._wire is not None:
-            self._wire.wait = wait_for  # so that the wire does not refer to the thread
+        self._wait, self._wake, self._over_at = None, lambda: None, never
+        if self._wire is not None:  # so that the wire does not refer to the thread
+            self._wire.wait, self._wire.over_at = wait_for, never
 
     @property
     def is_open(self) -> bool:
@@ -125,10 +127,9 @@ class Session:
         """The seconds that a connect and one answer take at most."""
         return self._connect_limit + self.attempt
 
-    def open(self, deadline: Deadline) -> None:
+    def open(self) -> None:
         """Open a connection, unless there is one.
 
-        :param deadline: when the waits end
         :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
         :raises psycopg.Error: the connection failed, and would fail again
         """
@@ -136,7 +137,7 @@ class Session:
         if self._wire is not None:
             return
         try:
-            wire = self._connected(deadline)
+            wire = self._connected()
         except TaskLockError:
             raise
         except Exception as error:
@@ -189,7 +190,7 @@ class Session:
             return None
         return (self._wire.connection.fileno(),)
 
-    def _connected(self, deadline: Deadline) -> Wire:
+    def _connected(self) -> Wire:
         """Return the wire of a new connection.
 
         :raises TaskLockDatabaseError: no connection came in time
@@ -200,18 +201,18 @@ class Session:
                 f"{MOST_CONNECTING} earlier attempts to connect still hang (in a look-up of the "
                 "host's name, or in a listener of the engine)"
             )
-        return deadline.call(
-            partial(self._connect, self._first_host),
+        left = self._over_at() - time.monotonic()
+        return call_within(
+            self._connect_limit,
+            partial(self._connect, self._first_host, left),
             lambda late: late.close(),
-            within=self._connect_limit,
+            self._over_at,
             started=self._connecting.append,
             wait=None if self._wait is None else partial(self._wait, ()),
             ended=self._wake,
         )
 
-    def run(
-        self, send: Callable[[Any], Answer], deadline: Deadline, seconds: float | None = None
-    ) -> Answer:
+    def run(self, send: Callable[[Any], Answer], seconds: float | None = None) -> Answer:
         """Call a function that sends statements on the open connection; return what it returns.
 
         A connection on which a statement failed is closed, because an answer may be left unread.
@@ -223,7 +224,7 @@ class Session:
         """
         wire = self._wire
         assert wire is not None
-        wire.limit(seconds or self.attempt, deadline)
+        wire.seconds, wire.over_at = seconds or self.attempt, self._over_at
         wire.wait = self._wait or wait_for
         reusable = False
         try:
@@ -258,7 +259,7 @@ class Session:
                 self.close()
         return answer
 
-    def prove(self, deadline: Deadline, seconds: float) -> None:
+    def prove(self, seconds: float) -> None:
         """Send the probe on the open connection, to find out whether writes are confirmed.
 
         If it fails, the next connection begins with the next host: an old primary may go on to take
@@ -271,7 +272,7 @@ class Session:
         :raises TaskLockDatabaseError: the database takes no writes, or no standby confirms them
         """
         self._first_host += 1
-        self.run(self._send_probe, deadline, seconds)
+        self.run(self._send_probe, seconds)
         self._first_host -= 1
 
     def _send_probe(self, cursor: Any) -> None:
@@ -316,20 +317,18 @@ class NoSession(Session):
     def __init__(self, attempt: float) -> None:
         super().__init__(_no_connection, attempt)
 
-    def open(self, _deadline: Deadline) -> None:
+    def open(self) -> None:
         """Open nothing."""
 
-    def prove(self, _deadline: Deadline, _seconds: float) -> None:
+    def prove(self, _seconds: float) -> None:
         """Send nothing."""
 
-    def run(
-        self, send: Callable[[Any], Answer], _deadline: Deadline, _seconds: float | None = None
-    ) -> Answer:
+    def run(self, send: Callable[[Any], Answer], _seconds: float | None = None) -> Answer:
         """Call a function with a cursor that executes nothing; return what it returns."""
         return send(NoCursor())
 
 
-def _no_connection(_first: int) -> Wire:
+def _no_connection(_first: int, _left: float) -> Wire:
     raise NotImplementedError
 
 
@@ -356,19 +355,17 @@ def opener(
     *,
     attempt: float,
     application_name: str,
-    closing: Closing | None,
-) -> Callable[[int], Wire]:
+) -> Callable[[int, float], Wire]:
     """Return a function that opens a connection from a URL, or as an application's engine does.
 
     :param attempt: limits the wait for each answer, in seconds
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
-    :param closing: once claiming is stopped, connecting has a short limit
     :raises TaskLockOptionError: the task lock cannot use this database
     """
     if isinstance(database, Engine):
         check_engine(database)
         return partial(open_apart, database, attempt)
-    return connector(as_url(database), attempt, application_name, closing)
+    return connector(as_url(database), attempt, application_name)
 
 
 def connect_limit(hosts: int, attempt: float) -> float:
@@ -383,10 +380,10 @@ def connect_limit(hosts: int, attempt: float) -> float:
     return hosts * max(2.0, attempt) + 1.0
 
 
-def open_apart(engine: Engine, attempt: float, _first: int = 0) -> Wire:
+def open_apart(engine: Engine, attempt: float, *_: float) -> Wire:
     """Open a connection as an application's engine does, outside its pool.
 
-    The engine decides with which host it begins.
+    The engine decides with which host it begins, and how long it tries.
 
     :param attempt: limits the wait for each answer, in seconds
     :raises TaskLockOptionError: a listener of the engine leaves a transaction open
@@ -399,7 +396,7 @@ def open_apart(engine: Engine, attempt: float, _first: int = 0) -> Wire:
     proxy.detach()
     try:
         _check_idle(connection)
-        return set_up(connection, attempt, None)
+        return set_up(connection, attempt)
     except BaseException:
         connection.close()
         raise

@@ -24,7 +24,6 @@ import psycopg
 from apscheduler_tasklock._application import flush_application, keep_application_out
 from apscheduler_tasklock._database.awaited_request import AwaitedRequest, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.inbox import Inbox
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.listening import Listening
@@ -38,6 +37,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.wire import NoAnswerError
 from apscheduler_tasklock._shutdown import (
     ATTEMPT_LIMIT,
+    CANCEL_LIMIT,
     ENDING_LIMIT,
     RELEASE_LIMIT,
     SHORTEST_FLUSH,
@@ -159,6 +159,9 @@ class ReplicaThread:
         self._own_at = -inf
         self._came: list[Request[Any]] = []
         self._batch: list[Request[Any]] = []  # the requests that are being sent
+        # When the attempt to send them began, on the monotonic clock, and its limit in seconds once
+        # claiming is stopped.
+        self._attempt = -inf, inf
         self._answered: list[tuple[Request[Any], Outcome[Any]]] = []
         # Reentrant, because the garbage collector may close a coroutine at any line, and the
         # coroutine then sends a release.
@@ -170,7 +173,6 @@ class ReplicaThread:
         # if a signal handler raises in the middle of that call. Then a second thread would start.
         self._worker: dict[str, object] = {}
         self._closed = False
-        self._ending = False
         self._calls: list[Callable[[], object]] = []
         self._probed_at = -inf  # when a probe was sent last, on the monotonic clock
         self._turn_began = inf  # on the monotonic clock; `inf`: the thread waits for a message
@@ -213,7 +215,7 @@ class ReplicaThread:
     def _own_due_at(self) -> float:
         """When a renewal or recurring work is due."""
         due_at = self._renewing.due_at
-        if not (self._closed or self._ending):
+        if not (self._closed or self._outbox.ending):
             for each in list(self._recurring):
                 due_at = min(due_at, each.due_at)
         return due_at
@@ -356,7 +358,7 @@ class ReplicaThread:
         :param until: limits the wait, on the monotonic clock
         """
         if self._pid == os.getpid() and not self._is_idle:
-            self._ending = True
+            self._outbox.ending = True
             self._stop_listening()
             self._drain(until)
 
@@ -483,7 +485,7 @@ class ReplicaThread:
 
     def _begin_to_wait(self) -> None:
         self._inbox.open()
-        self._session.wait_with(self._attend, self._inbox.wake)
+        self._session.wait_with(self._attend, self._inbox.wake, self._over_at)
 
     def _end_waits(self) -> None:
         self._session.wait_alone()
@@ -526,11 +528,10 @@ class ReplicaThread:
         """Report what the outbox has decided, and keep the next batch; return when it is due."""
         came, self._came = self._came, []
         answered, self._answered = self._answered, []
-        stopped = self._closing.stopped or self._ending
         # If there are calls, send no batch in this turn. So a call is made after the outbox has
         # taken all earlier requests and answers, and before the next batch is sent.
         sends = not self._calls
-        step = self._outbox.step(time.monotonic(), came, answered, stopped=stopped, sends=sends)
+        step = self._outbox.step(time.monotonic(), came, answered, sends=sends)
         self._batch = step.batch
         if step.done or step.failed:
             self._report(step)
@@ -640,7 +641,7 @@ class ReplicaThread:
             if self._renewing.due_at <= now and (renewal := self._renewing.request(now)):
                 self._came.append(renewal)
             self._recurring = [each for each in self._recurring if not each.is_over]
-            if not (self._closed or self._ending):
+            if not (self._closed or self._outbox.ending):
                 for each in self._recurring:
                     if each.due_at <= now:
                         each.begin(now)
@@ -668,29 +669,26 @@ class ReplicaThread:
 
     def _send(self, batch: list[Request[Any]]) -> list[tuple[Request[Any], Outcome[Any]]]:
         """Send the requests of a batch; return their outcomes."""
-        deadline = Deadline.latest([request.deadline for request in batch])
-        if batch[0].is_release:
-            deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
+        self._attempt = begun, RELEASE_LIMIT if batch[0].is_release else inf
         longest = max([request.answer_within for request in batch])
         attempt = seconds = min(self._session.attempt, longest)
         if batch[0].by > -inf:  # the batch has no renewals, so its answer must not delay any
             urgent = self._renewing.urgent_at - begun
             seconds = max(SHORTEST_ANSWER, min(attempt, urgent))
         try:
-            self._prepare(batch, deadline, seconds)
+            self._prepare(batch, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
             # The other ready requests fail, too, because they would meet the same outage.
-            step = self._outbox.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
-            self._report(step)
+            self._report(self._outbox.fail_all(time.monotonic(), outcome))
             return [(request, outcome) for request in batch]
-        if deadline.seconds_left <= 0:  # no time is left for an answer
+        if self._over_at() <= time.monotonic():  # no time is left for an answer
             late = NotSentError("no time was left to send it")
             return [(request, Outcome(error=late)) for request in batch]
         sent = time.monotonic()
         try:
-            answers: Sequence[Any] = self._session.run(partial(_sent, batch), deadline, seconds)
+            answers: Sequence[Any] = self._session.run(partial(_sent, batch), seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
             if len(batch) > 1 and isinstance(error, (psycopg.Error, UnicodeError)):
                 self._outbox.split(batch)
@@ -702,6 +700,13 @@ class ReplicaThread:
         self._note_answers(batch, answers, time.monotonic() - sent)
         return [(request, _outcome(answer)) for request, answer in zip(batch, answers, strict=True)]
 
+    def _over_at(self) -> float:
+        """Return when the waits of the attempt under way end. A stop may move that time closer."""
+        over_at = self._batch[-1].over_at  # the last request came last, so it ends last
+        if self._closing.stopped:
+            over_at = min(over_at, self._closing.over_at(*self._attempt) - CANCEL_LIMIT)
+        return over_at
+
     def _note_answers(self, batch: list[Request[Any]], answers: Sequence[Any], took: float) -> None:
         """Note that the database has answered a batch, and whether it has confirmed a write."""
         if batch[0].by == -inf and any(answers[0].values()):
@@ -711,9 +716,9 @@ class ReplicaThread:
         now = time.monotonic()
         if self._outage.is_probed and now > self._probed_at + PROBE_INTERVAL:
             # Nobody else may have a request before which the probe is sent.
-            self._came.append(Call(_no_statement, Deadline(self._closing), came=now))
+            self._came.append(Call(_no_statement, self._closing, came=now))
 
-    def _prepare(self, batch: list[Request[Any]], deadline: Deadline, seconds: float) -> None:
+    def _prepare(self, batch: list[Request[Any]], seconds: float) -> None:
         """Open the connection for a batch, and find out whether an outage is over.
 
         Requests that write would be in doubt in an outage, so the probe is sent before them. Of
@@ -723,14 +728,16 @@ class ReplicaThread:
         :param seconds: limits the wait for the probe's answer
         :raises TaskLockDatabaseError: there is no connection, or the outage goes on
         """
-        self._session.open(deadline)
+        self._session.open()
         if not self._outage.is_probed:
             return
-        is_last = batch[0].is_release and (self._closing.stopped or self._ending)
+        is_last = batch[0].is_release and (self._closing.stopped or self._outbox.ending)
         if not (is_last or all(request.goes_first for request in batch)):
             sent = self._probed_at = time.monotonic()
             # A stop leaves time for the releases.
-            self._session.prove(deadline.of_attempt(self._closing, ATTEMPT_LIMIT), seconds)
+            attempt, self._attempt = self._attempt, (sent, ATTEMPT_LIMIT)
+            self._session.prove(seconds)
+            self._attempt = attempt
             self._outage.prove(time.monotonic() - sent)
 
     def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:

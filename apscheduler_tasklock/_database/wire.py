@@ -23,7 +23,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
+from apscheduler_tasklock._database.abandoned_call import WAKE_INTERVAL, never
 from apscheduler_tasklock._database.inbox import ready_of
 from apscheduler_tasklock._database.sqlstates import UNCONFIRMED, UnconfirmedError
 from apscheduler_tasklock._shutdown import CANCEL_LIMIT
@@ -91,7 +91,8 @@ class Wire:
 
     :param connection: the connection
     :param seconds: limits the wait for each answer
-    :param deadline: ends the waits sooner
+    :ivar seconds: that limit; it may be set before each statement
+    :ivar over_at: returns when all waits end, on the monotonic clock; may be set likewise
     :ivar is_direct: whether the connection leads to a server process, and not to a pooler. Nothing
         is prepared through a pooler: some poolers do not know prepared statements, and let several
         clients use one server connection.
@@ -100,21 +101,17 @@ class Wire:
     """
 
     wait: Wait = staticmethod(wait_for)
+    over_at: Callable[[], float] = staticmethod(never)
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any],
-        seconds: float,
-        deadline: Deadline,
-    ) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], seconds: float) -> None:
         self.connection = connection
         self.is_direct = False
         self.encoding = connection.info.encoding
         self._pgconn = connection.pgconn
         self._transformer = Transformer(connection)
-        self._seconds, self._deadline = seconds, deadline
+        self.seconds = seconds
         self._begun = 0.0  # when the statement was begun, on the monotonic clock
-        self._over_at = inf  # when it was seen that the wait for its answer is over
+        self._ended_at = inf  # when it was seen that the wait for its answer is over
         self._said = _Said()
         # The names of prepared statements, by their texts and the types of their values. An empty
         # name is that of a statement that was sent once.
@@ -123,10 +120,6 @@ class Wire:
         # others, and one of them would run its statements under the same names.
         self._mark, self._numbers = uuid4().hex[:8], count()
         connection.add_notice_handler(self._said.hear)
-
-    def limit(self, seconds: float, deadline: Deadline) -> None:
-        """Set the limits of the waits from now on, as in the constructor."""
-        self._seconds, self._deadline = seconds, deadline
 
     def cursor(self) -> Cursor:
         """Return a cursor."""
@@ -256,7 +249,7 @@ class Wire:
         return name or b""
 
     def _begin(self) -> None:
-        self._begun, self._over_at = time.monotonic(), inf
+        self._begun, self._ended_at = time.monotonic(), inf
         self._said.is_unconfirmed = False
 
     def _answered(self) -> list[PGresult]:
@@ -304,13 +297,13 @@ class Wire:
     def _wait(self, *, writes: bool = False) -> None:
         """Wait until the socket can be read, or written to; at most WAKE_INTERVAL.
 
-        The deadline may move closer while this waits. And TLS may have read more than libpq has
+        The end of the waits may move closer meanwhile. And TLS may have read more than libpq has
         taken, which the socket does not show.
 
         :raises NoAnswerError: the limits are over
         """
         now = time.monotonic()
-        left = min(self._begun + self._seconds, self._deadline.over_at) - now
+        left = min(self._begun + self.seconds, self.over_at()) - now
         # A statement has some time also if the one before has used all of it up, and so has the
         # next part of an answer.
         seconds = min(left, WAKE_INTERVAL) if left > 0 else WAKE_INTERVAL
@@ -318,8 +311,8 @@ class Wire:
         if left <= 0:
             # If an answer has come already, read it: it may have come in time, while this process
             # was paused. An answer that arrives in parts has CANCEL_LIMIT more seconds.
-            self._over_at = min(self._over_at, now)
-            if not is_ready or now > self._over_at + CANCEL_LIMIT:
+            self._ended_at = min(self._ended_at, now)
+            if not is_ready or now > self._ended_at + CANCEL_LIMIT:
                 waited = now - self._begun
                 raise NoAnswerError(f"no answer from the server within {waited:.1f} sec")
 
@@ -335,20 +328,20 @@ class Wire:
             self.connection.cancel_safe(timeout=CANCEL_LIMIT)
             # Read the server's answer, so that `ask_soon` can send its query. The answer may also
             # be that the commit was not confirmed.
-            if self._deadline.seconds_left > 0:
+            if self.over_at() > time.monotonic():
                 self._read_soon()
 
     def _read_soon(self) -> list[PGresult]:
         """Return the results that come in ASKING_LIMIT; none if they do not all come then."""
-        limits = self._seconds, self._deadline
-        self.limit(ASKING_LIMIT, Deadline(None))
-        self._begun, self._over_at = time.monotonic(), -inf
+        limits = self.seconds, self.over_at
+        self.seconds, self.over_at = ASKING_LIMIT, never
+        self._begun, self._ended_at = time.monotonic(), -inf
         try:
             return self._read()
         except NoAnswerError:
             return []
         finally:
-            self._seconds, self._deadline = limits
+            self.seconds, self.over_at = limits
 
     def ask_soon(self, query: bytes) -> str | None:
         """Return the text that a SELECT returns; ``None``: no row, or no answer in ASKING_LIMIT."""

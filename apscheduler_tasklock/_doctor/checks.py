@@ -16,12 +16,12 @@ import psycopg
 from sqlalchemy import Engine, Table
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.abandoned_call import call_within
 from apscheduler_tasklock._database.connection import (
     connect_parameters,
     host_count,
     set_up,
 )
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.session import connect_limit, opener
 from apscheduler_tasklock._database.sqlstates import UnconfirmedError, one_line
@@ -137,14 +137,14 @@ def examine(database: str | URL | Engine, task_lock: Table, namespace: str) -> I
     :raises TaskLockOptionError: the task lock cannot use ``database``
     """
     url = as_url(database)
-    connect = opener(database, attempt=_TIMEOUT, application_name="tasklock doctor", closing=None)
+    connect = opener(database, attempt=_TIMEOUT, application_name="tasklock doctor")
     yield from _libraries()
     try:
         # In a thread, because a listener of an engine, or a look-up of a host's name, may hang.
-        wire = Deadline(None).call(
-            partial(connect, 0),
+        wire = call_within(
+            connect_limit(host_count(url), _TIMEOUT),
+            partial(connect, 0, _TIMEOUT),
             lambda late: late.close(),
-            within=connect_limit(host_count(url), _TIMEOUT),
         )
     except Exception as error:  # noqa: BLE001  # an engine's listener may raise any error
         # An engine's own code may choose the server, so the servers of its URL say nothing.
@@ -194,10 +194,10 @@ def _none_writable(error: Exception, url: URL) -> Finding | None:
     says, remedies, is_any_asked = [], [], False
     for where, parameters in _servers(url):
         try:
-            server, setting, database = Deadline(None).call(
+            server, setting, database = call_within(
+                connect_limit(1, _TIMEOUT) + 2 * _TIMEOUT,
                 partial(_ask_server, parameters),
                 lambda _late: None,
-                within=connect_limit(1, _TIMEOUT) + 2 * _TIMEOUT,
             )
         except (psycopg.Error, TaskLockDatabaseError) as failed:
             says.append(f"{where}: {one_line(failed)}")
@@ -251,7 +251,7 @@ def _ask_server(parameters: dict[str, Any]) -> tuple[ServerState, Setting, str]:
     """Return the state of a server, why it may be read-only, and the database's name."""
     with closing(psycopg.connect(**{**_OF_DOCTOR, **parameters})) as connection:
         # As each connection of the library, because the application may have another loader.
-        cursor = set_up(connection, _TIMEOUT, None).cursor()
+        cursor = set_up(connection, _TIMEOUT).cursor()
         return read_server(cursor), read_setting(cursor, _READ_ONLY), connection.info.dbname
 
 

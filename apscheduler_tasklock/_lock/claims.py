@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import psycopg
 
 from apscheduler_tasklock._database.awaited_request import AwaitedRequest
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._lock.claim_attempts import (
@@ -21,6 +20,7 @@ from apscheduler_tasklock._lock.claim_attempts import (
 )
 from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._lock.protocol_messages import Refusal
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -49,12 +49,12 @@ class AwaitedClaim(AwaitedRequest[TimedAnswer, "HeldLock | Refusal | None"]):
     def __init__(
         self,
         attempt: AnyAttempt,
-        deadline: Deadline,
+        closing: Closing,
         conclude: Callable[[AnyAttempt, float, Outcome[TimedAnswer]], HeldLock | Refusal | None],
         hand_over: Callable[[AnyRequest, HeldLock | Refusal | None], object],
         **times: float,
     ) -> None:
-        super().__init__(deadline, **times)
+        super().__init__(closing, **times)
         self.attempt = attempt
         self.kind, self.sender, self.task_name = attempt.kind, attempt.sender, attempt.task_name
         self._make_result = conclude
@@ -115,12 +115,12 @@ class QueueClaims(Request[None]):
         self,
         attempts: Sequence[AnyAttempt],
         most: int | None,
-        deadline: Deadline,
+        closing: Closing,
         conclude: Callable[[AnyAttempt, Outcome[TimedAnswer], float], Claimed],
         report: Report,
         **times: float,
     ) -> None:
-        super().__init__(deadline, **times)
+        super().__init__(closing, **times)
         self.sender = attempts[0].sender
         self._attempts = attempts
         # A lone claim has a cheaper statement of its own, except that of a stored job.

@@ -19,7 +19,6 @@ from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.actions import ActionRequest
 from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import BACKOFF
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
@@ -81,6 +80,7 @@ from apscheduler_tasklock._lock.replica import (
 from apscheduler_tasklock._lock.test_doubles import active_stand_in
 from apscheduler_tasklock._shutdown import (
     CANCEL_LIMIT,
+    NO_STOP,
     SHORTEST_CLOSING,
     SHORTEST_FLUSH,
     SHUTDOWN_LIMIT,
@@ -293,33 +293,27 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: the database rejects the statement; the message names the remedy
         """
-        deadline = Deadline(self._closing, time.monotonic() + seconds)
         # The last try needs time for its answer.
-        asked = self._asked(statement, deadline, 0.8 * seconds, seconds)
+        times = self._times(0.8 * seconds, time.monotonic() + seconds)
+        asked: AwaitedCall[Answer] = AwaitedCall(statement, self._closing, **times)
         return self._database.get(asked)
 
-    def _asked(
-        self,
-        statement: Callable[[Any], Answer],
-        deadline: Deadline | None = None,
-        tried_for: float = -1.0,
-        turn_within: float | None = None,
-    ) -> AwaitedCall[Answer]:
-        """Return the request of a statement."""
-        times = self._times(tried_for, turn_within)
-        return AwaitedCall(statement, deadline or Deadline(self._closing), **times)
+    def _asked(self, statement: Callable[[Any], Answer], until: float = inf) -> AwaitedCall[Answer]:
+        """Return the request of a statement that is sent once."""
+        return AwaitedCall(statement, self._closing, **self._times(until=until))
 
-    def _times(self, tried_for: float = -1.0, turn_within: float | None = None) -> dict[str, float]:
+    def _times(self, tried_for: float = -1.0, until: float = inf) -> dict[str, float]:
         """Return the times of a request that comes now.
 
         :param tried_for: seconds for which it is sent again while the database is unavailable; by
             default it is sent once
-        :param turn_within: limits the wait for its turn on the connection, in seconds
+        :param until: when it is over in any case, on the monotonic clock
         """
         now = time.monotonic()
         return {
             "came": now,
-            "turn_until": now + (turn_within or self._turn_limit),
+            "until": until,
+            "turn_until": now + self._turn_limit,
             "tried_until": now + tried_for,
             "answer_within": self._attempt,
         }
@@ -375,8 +369,7 @@ class LockClient:
     def _awaited(self, attempt: AnyAttempt) -> AwaitedClaim:
         """Return the request of a claim that somebody waits for."""
         times = self._times(self._timeout)
-        deadline = Deadline(self._closing)
-        return AwaitedClaim(attempt, deadline, self._conclude, self._hand_over, **times)
+        return AwaitedClaim(attempt, self._closing, self._conclude, self._hand_over, **times)
 
     def _conclude(
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[TimedAnswer]
@@ -425,7 +418,7 @@ class LockClient:
         claims = QueueClaims(
             attempts,
             most,
-            Deadline(self._closing),
+            self._closing,
             self._conclude_queued,
             report,
             **self._times(min(wanted_at + self._timeout - time.monotonic(), LONGEST_ASK)),
@@ -608,7 +601,7 @@ class LockClient:
         return Release(
             self._protocol,
             message,
-            Deadline(None, release_limit=self.replica.release_limit),
+            self.replica.releasing,
             run_until,
             self._timings,
             self.rejections,
@@ -638,11 +631,9 @@ class LockClient:
 
     def begin_resign(self, row: str, leader_id: str) -> None:
         """Give the leadership up, if this replica leads. Does not wait, and is tried once."""
-        # The deadline does not depend on `Closing`, because claiming may be stopped already.
-        deadline = Deadline(None, time.monotonic() + self._attempt)
         resign = self.carrying_out(Resign(row, leader_id))
-        times = self._times(turn_within=self._attempt)
-        self._database.submit(Call(resign, deadline, **times))
+        times = self._times(until=time.monotonic() + self._attempt)
+        self._database.submit(Call(resign, NO_STOP, **times))
 
     def begin_move_on(self, move: JobMove) -> AwaitedCall[set[str]]:
         """Begin to move a stored job on, because its run time was missed. Does not wait."""
@@ -695,8 +686,7 @@ class LockClient:
             If executors or job stores that share the connection are shut down after this client,
             the last of them waits for all releases.
         """
-        self._closing.stop()
-        self.replica.note_stopped()
+        self.stop_claiming()
         now = time.monotonic()
         if shutdown is not None:
             limit = shutdown.over_at
@@ -768,7 +758,7 @@ class LockClient:
         """
         if time.monotonic() > until - CANCEL_LIMIT:
             raise TaskLockDatabaseError("no time was left to send the statement")
-        asked = self._asked(self._explaining(statement), Deadline(self._closing, until))
+        asked = self._asked(self._explaining(statement), until)
         asked.goes_first = goes_first
         return self._database.get(asked)
 
@@ -783,7 +773,7 @@ class LockClient:
         """
         request = ActionRequest(
             lambda cursor, in_doubt: self._explaining(partial(action, in_doubt=in_doubt))(cursor),
-            Deadline(self._closing),
+            self._closing,
             **self._times(self._timeout),
         )
         try:
@@ -846,7 +836,7 @@ class LockClient:
         def request_of(statement: Statement) -> SequenceRequest:
             return SequenceRequest(
                 self._explaining(statement),
-                Deadline(self._closing),
+                self._closing,
                 lambda outcome: call(partial(proceed, outcome)),
                 **self._times(),
             )
@@ -871,11 +861,8 @@ class LockClient:
             sent = time.monotonic()
             return self._protocol.execute(cursor, asked)
 
-        # The deadline does not depend on `Closing`, so that jobs can extend their locks also after
-        # claiming was stopped.
-        deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
-        request = self._asked(extend, deadline, EXTEND_TIMEOUT, self._timeout)
-        times = self._database.get(request)
+        limits = self._times(EXTEND_TIMEOUT, time.monotonic() + 2 * self._timeout)
+        times = self._database.get(AwaitedCall(extend, NO_STOP, **limits))
         if times is not None:
             note_times(held, times, sent)
         return times is not None

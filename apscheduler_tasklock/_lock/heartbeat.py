@@ -9,11 +9,11 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._shutdown import NO_STOP
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.lock import HeldLock
@@ -234,9 +234,7 @@ class _RenewalRequest(Request["dict[UUID, bool]"]):
     def __init__(
         self, heartbeat: Heartbeat, leases: Sequence[_Lease], now: float, until: float
     ) -> None:
-        # The deadline does not depend on `Closing`, so that runs are renewed also after claiming
-        # was stopped.
-        super().__init__(Deadline(None, until), came=now)
+        super().__init__(NO_STOP, came=now, until=until)
         self.by = -inf
         self._heartbeat = heartbeat
         self._leases = leases

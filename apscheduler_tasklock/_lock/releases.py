@@ -8,7 +8,6 @@ from math import inf
 from typing import Any, TypeAlias
 
 from apscheduler_tasklock._database.awaited_request import AwaitedRequest
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome
 from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked_error
@@ -20,6 +19,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Releases,
 )
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 
@@ -50,7 +50,7 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
 
     :param message: the claim, and its run's outcome; or the end of a dead run's lease, which always
         has a statement of its own
-    :param deadline: when the release is abandoned, which a shutdown limits
+    :param closing: says when a close abandons the release
     :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
         database rejects after that time is not sent again.
     :param rejections: noted there: a release that failed because a table or a right is missing
@@ -64,14 +64,14 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         future had got an error; ``None``: nobody wants to know
     """
 
-    ends_with_claiming = False
     is_release = True
+    limit = 0.0  # because a close itself says when it abandons its releases
 
     def __init__(
         self,
         protocol: LockProtocol,
         message: ReleaseRequest | EndLease,
-        deadline: Deadline,
+        closing: Closing,
         run_until: float,
         timings: Timings,
         rejections: Rejections,
@@ -81,7 +81,7 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         answer_within: float = inf,
     ) -> None:
         super().__init__(
-            deadline,
+            closing,
             patience=timings.release_timeout,
             came=time.monotonic(),
             tried_until=inf,
@@ -120,11 +120,6 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
             for each in asked
         ]
 
-    @property
-    def _is_hurried(self) -> bool:
-        """Whether a shutdown waits for the pending releases."""
-        return self.deadline.over_at < inf
-
     def taken(self) -> None:
         """Call ``on_taken``, which stops the renewals of a held claim."""
         self._on_taken()
@@ -135,7 +130,7 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         The time when the release was sent decides, and not the time of its answer, because this
         process may have been paused before it got the answer.
         """
-        is_last = self._is_hurried or self.sent_at >= self._stays_until
+        is_last = self.closing.stopped or self.sent_at >= self._stays_until
         if is_last or outcome != _NOTHING_FOUND:
             return False
         self.not_before = max(now, self._stays_until)
@@ -147,7 +142,7 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
 
         The first two pauses together are shorter than the ``patience`` of the waiter.
         """
-        if self._is_hurried:
+        if self.closing.stopped:
             return (CLOSING_INTERVAL,)
         return (0.05, 0.1, self._timings.release_interval)
 
@@ -157,7 +152,7 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
 
         None at a shutdown, and none if the rejection is the first answer after the maximum lock.
         """
-        is_last = self._is_hurried or self.sent_at >= self._run_until
+        is_last = self.closing.stopped or self.sent_at >= self._run_until
         return () if is_last else (self._timings.rejected_interval,)
 
     def _dispose(self, result: ReleaseAnswer | None) -> None:

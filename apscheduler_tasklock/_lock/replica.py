@@ -17,7 +17,6 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import attempt_limit, host_count
-from apscheduler_tasklock._database.deadline import ReleaseLimit
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.session import NoSession, Session, opener
@@ -76,7 +75,7 @@ class Replica:
     :param settings: the settings of the first user
     :raises TaskLockOptionError: the task lock cannot use the database
     :ivar closing: says whether all users have stopped claiming
-    :ivar release_limit: limits the releases that begin now
+    :ivar releasing: says when a close abandons the releases that begin now
     :ivar database: the replica's thread
     :ivar clock: the bound of the database's time
     :ivar outage: whether the database is available, and its rows are believed
@@ -92,7 +91,7 @@ class Replica:
         self.pid = os.getpid()
         self.closing = Closing()
         self._users: list[Closing] = []
-        self.release_limit = ReleaseLimit()
+        self.releasing = Closing()
         self.attempt = attempt_limit(settings.claim_timeout, settings.timings.longest_answer)
         self.outage = Outage(self.where, self.attempt, settings.timings)
         self.rejections = Rejections(settings.timings.rejected_interval)
@@ -118,7 +117,6 @@ class Replica:
             settings.database,
             attempt=self.attempt,
             application_name=f"tasklock {settings.replica_id}"[:63],
-            closing=self.closing,
         )
         return Session(
             connect,
@@ -160,15 +158,14 @@ class Replica:
 
         :param until: when releases are not sent any more, on the monotonic clock
         """
-        limit = self.release_limit
-        limit.over_at = min(limit.over_at, until)
+        self.releasing.stop(until)
         try:
             self.database.hurry_releases()
             self.database.close(until)
         finally:
-            # Releases that begin after this get a new limit. Earlier releases keep the old limit,
-            # so that the thread still drops those that it has not dropped yet.
-            self.release_limit = ReleaseLimit()
+            # Releases that begin after this have no end. Earlier releases keep theirs, so that the
+            # thread still drops those that it has not dropped yet.
+            self.releasing = Closing()
 
     @property
     def is_over(self) -> bool:

@@ -25,7 +25,6 @@ from psycopg import sql
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock._database.connection import connector
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._lock.statements import Statement
@@ -118,9 +117,9 @@ class Asking:
 
     def send_in(self, session: Session) -> None:
         """Send it as the thread of the database does."""
-        session.open(Deadline(None))
+        session.open()
         with suppress(RowLockedError):  # it is sent again
-            session.run(self.send, Deadline(None))
+            session.run(self.send)
 
 
 @dataclass(frozen=True)
@@ -169,15 +168,15 @@ class Stage:
                 database = sql.Identifier(owner.info.dbname)
                 owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
 
-        connect_wire = connector(make_url(url), ATTEMPT, "overlaps", None)
+        connect_wire = connector(make_url(url), ATTEMPT, "overlaps")
 
         def connect() -> psycopg.Connection[Any]:
-            connection = closing.enter_context(connect_wire(0).connection)
+            connection = closing.enter_context(connect_wire(0, ATTEMPT).connection)
             connection.autocommit = True
             return connection
 
-        def connect_later(which: int, _first: int) -> Wire:
-            wire = connect_wire(0)
+        def connect_later(which: int, first: int, left: float) -> Wire:
+            wire = connect_wire(first, left)
             closing.callback(wire.close)
             wire.script(f"SET travel.now = '{LATER}'")
             self._pids[which] = wire.connection.info.backend_pid
@@ -186,7 +185,7 @@ class Stage:
         self._pids: dict[int, int] = {}
         self.sessions = [Session(partial(connect_later, which), ATTEMPT) for which in range(2)]
         for session in self.sessions:
-            session.open(Deadline(None))
+            session.open()
         self.first, self.watching = connect(), connect()
         self._pool = closing.enter_context(ThreadPoolExecutor(2))
         self._sent: list[Future[None]] = []

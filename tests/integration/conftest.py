@@ -74,7 +74,13 @@ def unhurried_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For tests of what an answer leads to; the limits have tests of their own.
     """
-    monkeypatch.setattr(Closing, "over_at", lambda *_: inf)
+    over_at = Closing.over_at
+
+    def unhurried(closing: Closing, since: float, limit: float) -> float:
+        # Without a limit it is a close that ends its releases.
+        return inf if limit else over_at(closing, since, limit)
+
+    monkeypatch.setattr(Closing, "over_at", unhurried)
     monkeypatch.setattr(_shutdown, "SHUTDOWN_LIMIT", 600.0)
     patient = replace(TaskLockExecutor.timings, closing_timeout=600.0, longest_answer=60.0)
     monkeypatch.setattr(TaskLockExecutor, "timings", patient)

@@ -16,12 +16,10 @@ import psycopg
 from apscheduler_tasklock import _shutdown, lock, locks
 from apscheduler_tasklock._database import (
     awaited_request,
-    deadline,
     outage,
     rejections,
     thread,
 )
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
@@ -57,7 +55,6 @@ ASKS_THE_TIME = (
     awaited_request,
     claim_attempts,
     client,
-    deadline,
     _shutdown,
     executor_run,
     executor_runs,
@@ -100,7 +97,7 @@ class Wire:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._seconds, self._deadline = 0.0, Deadline(None)
+        self.seconds, self.over_at = 0.0, lambda: inf
 
     def ended(self) -> str | None:
         return self.connection.ended_by
@@ -108,24 +105,22 @@ class Wire:
     def close(self) -> None:
         pass
 
-    def limit(self, seconds: float, deadline: Deadline) -> None:
-        self._seconds, self._deadline = seconds, deadline
+    def limit(self) -> float:
+        """Return the seconds that a statement which begins now waits for its answer."""
+        return max(0.0, min(self.seconds, self.over_at() - CLOCK.monotonic()))
 
     def cursor(self) -> Cursor:
-        return Cursor(self._seconds, self._deadline)
+        return Cursor(self)
 
 
 class Cursor(NoCursor):
     """A cursor with the limit of the wait for its answers."""
 
-    def __init__(self, seconds: float, deadline: Deadline) -> None:
-        self._seconds, self._deadline = seconds, deadline
-
-    def limit(self) -> float:
-        return max(0.0, min(self._seconds, self._deadline.seconds_left))
+    def __init__(self, wire: Wire) -> None:
+        self.limit = wire.limit
 
 
-def _no_connection(_first: int) -> Any:
+def _no_connection(_first: int, _left: float) -> Any:
     raise NotImplementedError
 
 
@@ -138,18 +133,18 @@ class SimulatedSession(Session):
         self._world = world
         self._process = process
 
-    def _connected(self, deadline: Deadline) -> Any:
+    def _connected(self) -> Any:
         if self._world.now < self._process.cut_until:
             self._world.sleep(0.01)
             raise psycopg.OperationalError("connection refused")
         connection = self._process.connection = Connection()
         return Wire(connection)
 
-    def prove(self, deadline: Deadline, seconds: float) -> None:
+    def prove(self, seconds: float) -> None:
         def send(cursor: Any) -> None:
             self._database.step(self._process, "probe", "probe", lambda: None, cursor.limit())
 
-        self.run(send, deadline, seconds)
+        self.run(send, seconds)
 
 
 class SimulatedThread(ReplicaThread):
@@ -173,6 +168,7 @@ class SimulatedThread(ReplicaThread):
 
     def _go_on(self) -> None:
         CLOCK.world.attend(self._attend)
+        self._session.wait_with(self._attend, self._inbox.wake, self._over_at)
         while True:
             self._turn()
 

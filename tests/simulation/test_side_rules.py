@@ -323,6 +323,16 @@ class TestExtensions:
         assert call.error is None
         assert held.seconds_left == pytest.approx(130 - 13, abs=0.1)
 
+    def test_an_extension_is_tried_again_after_a_stop_too(self, stage: Stage) -> None:
+        client = stage.replica()
+        held = stage.claim(client, max_lock=30.0)
+        client.stop_claiming()
+        stage.faults.plan("extend", "lost before", times=2)
+        call = stage.call(client, held.extend, 100.0)
+        stage.go_on(1)
+        assert call.error is None
+        assert held.seconds_left == pytest.approx(130 - stage.now, abs=0.1)
+
     def test_an_extension_is_tried_for_two_seconds(self, stage: Stage) -> None:
         client = stage.replica()
         held = stage.claim(client, max_lock=30.0)

@@ -11,7 +11,6 @@ from typing import Any
 from apscheduler_tasklock import TaskLockError
 from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
 from apscheduler_tasklock._database.connection import attempt_limit, host_count, turn_limit
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.session import Session, opener
 from apscheduler_tasklock._database.thread import Renewing, ReplicaThread
@@ -27,11 +26,11 @@ NAME = "a replica's thread"
 Wanted = Callable[[Any], Any] | AwaitedRequest[Any, Any]
 
 
-def timed(wanted: Wanted, deadline: Deadline, **times: float) -> AwaitedRequest[Any, Any]:
+def timed(wanted: Wanted, closing: Closing, **times: float) -> AwaitedRequest[Any, Any]:
     """Return the request of what is wanted, with these times."""
     if callable(wanted):
-        return AwaitedCall(wanted, deadline, came=time.monotonic(), **times)
-    wanted.deadline = deadline
+        return AwaitedCall(wanted, closing, came=time.monotonic(), **times)
+    wanted.closing = closing
     wanted.came = wanted.by = wanted.not_before = time.monotonic()
     for name, value in times.items():
         setattr(wanted, name, value)
@@ -67,7 +66,7 @@ class Setup:
             database
             if isinstance(database, Session)
             else Session(
-                opener(database, attempt=attempt, application_name=NAME, closing=self.closing),
+                opener(database, attempt=attempt, application_name=NAME),
                 attempt,
                 self.outage.idle_connection_ended,
                 hosts=host_count(as_url(database)),
@@ -86,16 +85,16 @@ class Setup:
         self,
         wanted: Wanted,
         turn_within: float | None = None,
-        deadline: Deadline | None = None,
+        closing: Closing | None = None,
     ) -> Any:
         until = time.monotonic() + (turn_within or self.turn_limit)
-        return self.database.get(self.request(wanted, deadline, turn_until=until))
+        return self.database.get(self.request(wanted, closing, turn_until=until))
 
-    def request(self, wanted: Wanted, deadline: Deadline | None = None, **times: float) -> Any:
-        deadline = deadline or Deadline(self.closing)
+    def request(self, wanted: Wanted, closing: Closing | None = None, **times: float) -> Any:
+        closing = closing or self.closing
         if callable(wanted):
-            return AwaitedCall(wanted, deadline, **{"came": time.monotonic(), **times})
-        return timed(wanted, deadline, **times)
+            return AwaitedCall(wanted, closing, **{"came": time.monotonic(), **times})
+        return timed(wanted, closing, **times)
 
     def ask_all(self, requests: Sequence[Wanted]) -> list[InThread]:
         """Ask for each request in its own thread, while the connection is in use."""
@@ -120,18 +119,18 @@ class Setup:
 class InThread(Thread):
     """A thread that asks for a request."""
 
-    def __init__(self, setup: Setup, request: Wanted, deadline: Deadline | None = None) -> None:
+    def __init__(self, setup: Setup, request: Wanted, closing: Closing | None = None) -> None:
         super().__init__(daemon=True)
         self.setup = setup
         self.request: Any = request
-        self.deadline = deadline
+        self.closing = closing
         self.answer: Any = None
         self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.answer = self.setup.ask(self.request, deadline=self.deadline)
+            self.answer = self.setup.ask(self.request, closing=self.closing)
         except BaseException as error:  # noqa: BLE001  # the test checks it
             self.error = error
 

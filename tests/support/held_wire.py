@@ -29,12 +29,10 @@ class HeldWire:
         self.opened.set()
         self._here, self._server = socket.socketpair()
 
-    def connect(self, _first_host: int) -> Any:
+    def connect(self, *_: object) -> Any:
         self.opening.set()
         assert self.opened.wait(PATIENCE)
         return self
-
-    def limit(self, *_: object) -> None: ...
 
     def cursor(self) -> HeldWire:
         return self

@@ -22,7 +22,6 @@ from psycopg.rows import scalar_row
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock._database.connection import connector
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.rejections import Rejections
@@ -119,6 +118,7 @@ from apscheduler_tasklock._runs.registration import send_registrations
 from apscheduler_tasklock._runs.reports import Notifier
 from apscheduler_tasklock._runs.run import JobKey, QueuedRun
 from apscheduler_tasklock._runs.submission import Submission, new_claim_ids
+from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock._words.actions import UNNOTED
 from apscheduler_tasklock._words.findings import (
     FINDING_KINDS,
@@ -167,7 +167,7 @@ __all__ = [
     "ClaimTimes",
     "Claims",
     "ClosedDeadRun",
-    "Deadline",
+    "Closing",
     "EndLease",
     "ExecutorParts",
     "ExecutorRun",
@@ -530,7 +530,7 @@ def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
     """
     wire = vars(connection).get("wire")
     if wire is None:
-        wire = vars(connection)["wire"] = Wire(connection, 600.0, Deadline(None))
+        wire = vars(connection)["wire"] = Wire(connection, 600.0)
         # Where psycopg has prepared anything, it deallocates all with a rollback.
         connection.prepare_threshold = None
         if connection.autocommit:  # else the question would begin a transaction
@@ -544,9 +544,7 @@ def wire_to(url: str, seconds: float) -> Wire:
 
     :param seconds: limits the wait for each answer
     """
-    wire = connector(make_url(url), seconds, "a wire", None)(0)
-    limit(wire, seconds)
-    return wire
+    return connector(make_url(url), seconds, "a wire")(0, inf)
 
 
 def limit(wire: Wire, seconds: float, until: float = inf) -> None:
@@ -554,7 +552,7 @@ def limit(wire: Wire, seconds: float, until: float = inf) -> None:
 
     :param until: when all waits end, on the monotonic clock
     """
-    wire.limit(seconds, Deadline(None, until))
+    wire.seconds, wire.over_at = seconds, lambda: until
 
 
 def statements_of(name: str, connection: Any) -> Replica:
@@ -581,7 +579,7 @@ def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyA
 
 def release_to_send(protocol: Any, message: ReleaseRequest) -> Release:
     """Return the request of a release, which is sent as the test says."""
-    return Release(protocol, message, Deadline(None), inf, Timings(), Rejections())
+    return Release(protocol, message, Closing(), inf, Timings(), Rejections())
 
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:

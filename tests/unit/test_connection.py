@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+from typing import Any
+
+import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
     attempt_limit,
     connect_parameters,
+    connector,
     turn_limit,
 )
 from apscheduler_tasklock._database.url import describe, parse_url
@@ -40,6 +45,26 @@ def test_of_several_hosts_the_one_that_takes_writes_is_looked_for(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert connect_parameters(parse_url(url)).get("target_session_attrs") == wanted
+
+
+@pytest.mark.parametrize(
+    ("attempt", "left", "limit"),
+    [(3.3, inf, 3), (3.3, 2.5, 2), (3.3, -1.0, 2), (1.0, inf, 2)],
+    ids=["as an attempt", "as after a stop", "over", "the shortest of libpq"],
+)
+def test_a_host_that_does_not_answer_leaves_time_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, attempt: float, left: float, limit: int
+) -> None:
+    asked: list[int] = []
+
+    def connect(**parameters: Any) -> None:
+        asked.append(parameters["connect_timeout"])
+        raise psycopg.OperationalError("no server in a unit test")
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with pytest.raises(psycopg.OperationalError):
+        connector(parse_url(SEVERAL), attempt, "a test")(0, left)
+    assert asked == [limit]
 
 
 def test_the_text_is_utf8_unless_the_url_says_otherwise() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._database import thread as module
-from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.session import NoSession, Session
 from apscheduler_tasklock._database.thread import NAME, ReplicaThread
@@ -26,7 +25,7 @@ from tests.support.held_wire import PATIENCE, HeldWire
 from tests.support.internals import is_asleep, waiting_in
 from tests.support.polling import eventually
 from tests.support.socket_pairs import noting_pairs
-from tests.support.waist import ClaimOutcome
+from tests.support.waist import ClaimOutcome, Closing
 
 
 class Carrier:
@@ -403,7 +402,7 @@ class TestInAWait:
             cursor.execute()
             done.append(name)
 
-        return Call(send, Deadline(None), came=time.monotonic())
+        return Call(send, Closing(), came=time.monotonic())
 
     def test_a_queue_is_stepped_while_a_statement_waits_for_its_answer(
         self, queue: DrivenQueue, carrier: Carrier, wire: HeldWire
@@ -524,9 +523,7 @@ class TestInAWait:
         done: list[str] = []
         asked = InThread(setup, lambda cursor: cursor.execute())
         assert wire.begun.wait(PATIENCE)
-        queue.thread.submit(
-            Broken(lambda _: done.append("it"), Deadline(None), came=time.monotonic())
-        )
+        queue.thread.submit(Broken(lambda _: done.append("it"), Closing(), came=time.monotonic()))
         stop(queue)  # so that it was taken
         wire.answer()
         assert asked.ended().answer == b"\0"
@@ -542,7 +539,7 @@ class TestInAWait:
         def count(_cursor: Any) -> None:
             waiting.append(waiting_in(queue.thread))
 
-        queue.thread.submit(Call(count, Deadline(None), came=time.monotonic()))
+        queue.thread.submit(Call(count, Closing(), came=time.monotonic()))
         assert wire.opening.wait(PATIENCE)
         queue.thread.submit(self.request("next", []))
         stop(queue)  # so that the next one was taken

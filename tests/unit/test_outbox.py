@@ -21,7 +21,7 @@ from apscheduler_tasklock._database.jitter import BACKOFF, LOCKED_BACKOFF
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER, Outbox, ToSend
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
-from tests.support.waist import Deadline
+from tests.support.waist import Closing
 
 UNAVAILABLE = TaskLockDatabaseError("no route to host")
 LOCKED = RowLockedError("another session has the task's row locked")
@@ -31,21 +31,11 @@ REJECTED_PAUSE = 5.0
 SEED = 31
 
 
-class Ends(Deadline):
-    """When nothing is waited for any more."""
-
-    over_at = inf  # type: ignore[assignment]  # the test sets it
-    stopped = False  # type: ignore[assignment]  # the test sets it
-
-    def __init__(self, over_at: float) -> None:
-        super().__init__(None)
-        self.over_at = over_at
-
-
 class Wanted(Request[str]):
     """What somebody wants, as a claim is: not any more after a stop."""
 
     follows_releases = True
+    over_at = inf  # type: ignore[assignment]  # the test sets it
 
     def __init__(
         self,
@@ -55,8 +45,8 @@ class Wanted(Request[str]):
         over_at: float = inf,
         **times: float,
     ) -> None:
-        self.ends = Ends(over_at)
-        super().__init__(self.ends, **times)
+        super().__init__(Closing(), **times)
+        self.over_at = over_at
         self.kind = type(self)
         self.task_name = task_name
         self.more = more
@@ -80,7 +70,6 @@ class Released(Wanted):
     """What has to arrive, also after a stop."""
 
     rejected_backoff = (REJECTED_PAUSE,)
-    ends_with_claiming = False
     follows_releases = False
     is_release = True
 
@@ -107,11 +96,9 @@ def fail(
     now: float,
     batch: Sequence[Request[Any]],
     error: Exception = UNAVAILABLE,
-    *,
-    stopped: bool = False,
 ) -> ToSend:
     """Let all that was sent fail, and return what is to be done then."""
-    return side.step(now, [], [(each, Outcome(error=error)) for each in batch], stopped=stopped)
+    return side.step(now, [], [(each, Outcome(error=error)) for each in batch])
 
 
 def batches(side: Outbox, came: Sequence[Request[Any]], now: float = 0.0) -> list[list[Any]]:
@@ -289,11 +276,28 @@ class TestAThousandReplicas:
         assert max(back) < 2 * len(sides) / 50
 
 
+@pytest.fixture(params=["a user stops", "the interpreter ends"])
+def stop(request: pytest.FixtureRequest, side: Outbox) -> Callable[[Wanted], None]:
+    """Let the claims of the user stop whose request is given, or all of them."""
+
+    def stop(wanted: Wanted) -> None:
+        if request.param == "a user stops":
+            wanted.closing.stop()
+        else:
+            side.ending = True
+
+    return stop
+
+
 class TestAfterAStop:
     @pytest.mark.parametrize("error", [UNAVAILABLE, LOCKED, REJECTED])
-    def test_a_claim_that_fails_is_not_sent_again(self, side: Outbox, error: Exception) -> None:
+    def test_a_claim_that_fails_is_not_sent_again(
+        self, side: Outbox, stop: Callable[[Wanted], None], error: Exception
+    ) -> None:
         wanted = claim("a")
-        step = fail(side, 0.0, side.step(0.0, [wanted]).batch, error, stopped=True)
+        batch = side.step(0.0, [wanted]).batch
+        stop(wanted)
+        step = fail(side, 0.0, batch, error)
         assert [request for request, _ in step.done] == [wanted]
 
     def test_only_the_claims_of_the_client_that_has_stopped_are_not_sent_again(
@@ -301,28 +305,38 @@ class TestAfterAStop:
     ) -> None:
         """Such as those of one of a scheduler's two executors."""
         stopped, goes_on = claim("a"), claim("b")
-        stopped.ends.stopped = True
+        stopped.closing.stop()
         step = fail(side, 0.0, side.step(0.0, [stopped, goes_on]).batch)
         assert [request for request, _ in step.done] == [stopped]
         assert [request for request, _ in step.failed] == [goes_on]
 
-    def test_a_claim_that_waits_after_a_failure_ends(self, side: Outbox) -> None:
+    def test_a_claim_that_waits_after_a_failure_ends(
+        self, side: Outbox, stop: Callable[[Wanted], None]
+    ) -> None:
         wanted = claim("a")
         fail(side, 0.0, side.step(0.0, [wanted]).batch)
-        step = side.step(0.01, [], stopped=True)
+        stop(wanted)
+        step = side.step(0.01, [])
         assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
 
-    def test_a_claim_that_waits_for_its_turn_has_it(self, side: Outbox) -> None:
-        """Its deadline has come closer, and ends it if its turn does not come soon."""
+    def test_a_claim_that_waits_for_its_turn_has_it(
+        self, side: Outbox, stop: Callable[[Wanted], None]
+    ) -> None:
+        """Its end has come closer, and ends it if its turn does not come soon."""
         wanted = claim("a")
-        assert side.step(0.0, [wanted], stopped=True).batch == [wanted]
+        stop(wanted)
+        assert side.step(0.0, [wanted]).batch == [wanted]
 
     @pytest.mark.parametrize("error", [UNAVAILABLE, LOCKED, REJECTED])
-    def test_a_release_is_sent_again(self, side: Outbox, error: Exception) -> None:
+    def test_a_release_is_sent_again(
+        self, side: Outbox, stop: Callable[[Wanted], None], error: Exception
+    ) -> None:
         ended = release("a")
-        step = fail(side, 0.0, side.step(0.0, [ended]).batch, error, stopped=True)
+        batch = side.step(0.0, [ended]).batch
+        stop(ended)
+        step = fail(side, 0.0, batch, error)
         assert [request for request, _ in step.failed] == [ended]
-        assert side.step(step.wakes_at, [], stopped=True).batch == [ended]
+        assert side.step(step.wakes_at, []).batch == [ended]
 
 
 class TestReleasesThatWait:
@@ -457,10 +471,10 @@ class TestLateness:
         assert "did not come within 5.0 sec" in str(outcome.error)
         assert step.batch == []
 
-    def test_a_deadline_that_comes_closer_counts(self, side: Outbox) -> None:
+    def test_an_end_that_comes_closer_counts(self, side: Outbox) -> None:
         wanted = claim("a")
         step = fail(side, 0.0, side.step(0.0, [wanted]).batch)
-        wanted.ends.over_at = 0.01
+        wanted.over_at = 0.01
         step = side.step(0.01, [])
         assert [(each, outcome.error) for each, outcome in step.done] == [(wanted, UNAVAILABLE)]
 
@@ -543,10 +557,13 @@ class TestNoConnection:
         assert (step.failed, step.done) == ([], [])
         assert side.waiting == [waiting]
 
-    def test_a_claim_ends_with_it_after_a_stop(self, side: Outbox) -> None:
+    def test_a_claim_ends_with_it_after_a_stop(
+        self, side: Outbox, stop: Callable[[Wanted], None]
+    ) -> None:
         first, second = release("a"), claim("b", 1.0)
         side.step(1.0, [first, second])
-        step = side.fail_all(1.0, Outcome(error=UNAVAILABLE), stopped=True)
+        stop(second)
+        step = side.fail_all(1.0, Outcome(error=UNAVAILABLE))
         assert [request for request, _ in step.done] == [second]
 
 
@@ -568,7 +585,6 @@ class Everything(RuleBasedStateMachine):
     def begin(self, jitter: float) -> None:
         self.side = Outbox(lambda pause: pause * jitter)
         self.now = 100.0
-        self.stopped = False
         self.coming: list[Wanted] = []
         self.all: list[Wanted] = []
         self.ended: Counter[Wanted] = Counter()
@@ -610,9 +626,14 @@ class Everything(RuleBasedStateMachine):
         if left:
             data.draw(st.sampled_from(left)).withdrawn = True
 
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        if self.all:
+            data.draw(st.sampled_from(self.all)).closing.stop()
+
     @rule()
-    def stop(self) -> None:
-        self.stopped = True
+    def end_interpreter(self) -> None:
+        self.side.ending = True
 
     @rule()
     def hurry(self) -> None:
@@ -630,8 +651,7 @@ class Everything(RuleBasedStateMachine):
     @precondition(lambda self: self.batch)
     @rule()
     def no_connection(self) -> None:
-        outcome: Outcome[Any] = Outcome(error=UNAVAILABLE)
-        self.note(self.side.fail_all(self.now, outcome, stopped=self.stopped))
+        self.note(self.side.fail_all(self.now, Outcome(error=UNAVAILABLE)))
         self.take_turn(lambda: UNAVAILABLE)
 
     @precondition(lambda self: len(self.batch) > 1)
@@ -657,7 +677,7 @@ class Everything(RuleBasedStateMachine):
     def take_turn(self, outcome: Callable[[], Exception | None]) -> ToSend:
         answered = [(each, Outcome[Any](error=outcome())) for each in self.batch]
         came, self.coming, self.batch = self.coming, [], []
-        step = self.side.step(self.now, came, answered, stopped=self.stopped)
+        step = self.side.step(self.now, came, answered)
         self.note(step)
         self.batch, self.wakes_at = step.batch, step.wakes_at
         self.check_batch(step.batch)
@@ -678,7 +698,7 @@ class Everything(RuleBasedStateMachine):
         ready = [each for each in self.side.waiting if each.not_before <= self.now]
         for each in batch:
             assert not each.is_unwanted
-            assert self.now < min(each.turn_until, each.ends.over_at)
+            assert self.now < min(each.turn_until, each.over_at)
             assert batch[0].by <= each.by
             of_its_task = [other for other in ready if other.task_name in tasks]
             assert all(

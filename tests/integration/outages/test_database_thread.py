@@ -26,7 +26,6 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
 from apscheduler_tasklock._database import awaited_request
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.awaited_request import AwaitedCall, AwaitedRequest
-from apscheduler_tasklock._database.deadline import Deadline, ReleaseLimit
 from apscheduler_tasklock._database.jitter import BACKOFF, jittered
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
@@ -37,6 +36,7 @@ from tests.support.exchanges import NAME, InThread, Setup, Wanted, timed
 from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
+from tests.support.waist import Closing, wait_for
 
 Connection = psycopg.Connection[Any]
 PATIENCE = 60.0
@@ -53,7 +53,7 @@ class Numbers(AwaitedRequest[int, int]):
     sent: ClassVar[list[list[int]]] = []
 
     def __init__(self, number: int, task_name: str = "", query: str = "$1") -> None:
-        super().__init__(Deadline(None), came=time.monotonic())
+        super().__init__(Closing(), came=time.monotonic())
         self.kind = Numbers
         self.number = number
         self.task_name = task_name or f"task {number}"
@@ -101,7 +101,7 @@ class Renewal:
 
     def request(self, now: float) -> Request[Any]:
         self.due_at = inf
-        renewal = Call(self.send, Deadline(None), came=now)
+        renewal = Call(self.send, Closing(), came=now)
         renewal.by = -inf
         return renewal
 
@@ -162,7 +162,7 @@ def asked_of(
     setup: Setup, wanted: Wanted, discarded: list[Any] | None = None, **options: Any
 ) -> AwaitedRequest[Any, Any]:
     """Return a request that can be sent, with what is done with an answer that nobody wants."""
-    asked = timed(wanted, Deadline(setup.closing), **options)
+    asked = timed(wanted, setup.closing, **options)
     if discarded is not None:
         asked.discard = discarded.append  # type: ignore[method-assign]  # of this request only
     return asked
@@ -453,11 +453,12 @@ class TestFailures:
         assert setup.outage.reason is None
 
     def test_who_waits_gives_up_when_claiming_was_stopped(self, setup: Setup) -> None:
-        limit = ReleaseLimit()
+        closing, wanted = Closing(), Numbers(1)
+        wanted.limit = 0.0
         with setup.in_use():
-            asked = InThread(setup, Numbers(1), Deadline(None, release_limit=limit))
+            asked = InThread(setup, wanted, closing)
             eventually(lambda: setup.waiting() == 1)
-            limit.over_at = 0.0
+            closing.stop()
         assert isinstance(asked.ended().error, NotSentError)
         assert Numbers.sent == []
         assert setup.outage.reason is None
@@ -805,7 +806,7 @@ class Again(AwaitedCall[str]):
     def __init__(self, setup: Setup) -> None:
         now = time.monotonic()
         times = {"came": now, "tried_until": now + PATIENCE}
-        super().__init__(self._try, Deadline(setup.closing), **times)
+        super().__init__(self._try, setup.closing, **times)
         self._tried = 0
 
     def _try(self, _cursor: Any) -> str:
@@ -998,7 +999,7 @@ class TestHangs:
     ) -> None:
         setup = setup_of_engine
         with monkeypatch.context() as patched:
-            patched.setattr("apscheduler_tasklock._database.deadline.time", HurryingClock())
+            patched.setattr("apscheduler_tasklock._database.abandoned_call.time", HurryingClock())
             asked = submit(setup, this_thread, this_thread, this_thread)
             for each in asked:
                 with pytest.raises(TaskLockDatabaseError, match="no connection came within"):
@@ -1013,9 +1014,10 @@ class TestHangs:
         self, hanging: HangingEngine, setup_of_engine: Setup
     ) -> None:
         setup = setup_of_engine
+        setup.session.wait_with(wait_for, lambda: None, lambda: 0.0)
         for _ in range(2):
             with pytest.raises(TaskLockDatabaseError, match="did not answer in time"):
-                setup.session.open(Deadline(setup.closing, until=0.0))
+                setup.session.open()
         with pytest.raises(TaskLockDatabaseError, match="2 earlier attempts to connect still hang"):
             setup.ask(Numbers(1))
         hanging.go_on.set()

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from math import inf
 from typing import Any
 
 import psycopg
@@ -14,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.abandoned_call import call_within
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._shutdown import Closing
@@ -86,7 +85,7 @@ def test_what_goes_on_during_a_shutdown_waits_on(
     def select(cursor: Any) -> Any:
         return cursor.execute("SELECT true").fetchone()
 
-    renewal = pool.submit(setup.ask, select, None, Deadline(None, inf))
+    renewal = pool.submit(setup.ask, select, None, Closing())
     assert gate.reached.wait(60)
     setup.closing.stop()
     assert gave_up(pool.submit(answered, setup))
@@ -114,20 +113,17 @@ def test_an_answer_on_an_applications_connection_is_not_waited_for_for_ever(
 
 
 def test_what_interrupts_a_wait_for_a_connection_leaves_none_behind() -> None:
-    closing, discarded = Closing(), threading.Event()
-    go_on = threading.Event()
+    discarded, go_on = threading.Event(), threading.Event()
 
-    class InterruptedDeadline(Deadline):
-        @property
-        def seconds_left(self) -> float:
-            raise KeyboardInterrupt
+    def interrupt() -> float:
+        raise KeyboardInterrupt
 
     def connect() -> str:
         go_on.wait(60)
         return "connection"
 
     with pytest.raises(KeyboardInterrupt):
-        InterruptedDeadline(closing).call(connect, lambda _: discarded.set())
+        call_within(60.0, connect, lambda _: discarded.set(), interrupt)
     assert not discarded.is_set()
     go_on.set()
     assert discarded.wait(60)
@@ -142,4 +138,4 @@ def test_a_connection_is_opened_where_no_thread_can_be_started(
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    assert Deadline(Closing()).call(lambda: "connection", lambda _: None) == "connection"
+    assert call_within(60.0, lambda: "connection", lambda _: None) == "connection"
