@@ -78,9 +78,11 @@ class Connection:
     """Stands in for a connection of psycopg.
 
     :ivar ended_by: why the other side has ended the connection; ``None``: it has not ended
+    :ivar wire: its wire
     """
 
     ended_by: str | None = None
+    wire: Any = None
 
     def __init__(self) -> None:
         status = psycopg.pq.TransactionStatus.IDLE
@@ -97,6 +99,7 @@ class Wire:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        connection.wire = self
         self.seconds, self.over_at = 0.0, lambda: inf
 
     def ended(self) -> str | None:

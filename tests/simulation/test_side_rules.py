@@ -99,7 +99,8 @@ def fail_in_the_thread(place: Place) -> Any:
 
 def hang_until_its_limit(place: Place) -> Any:
     """Give no answer until the limit of the wait, which a stop brings nearer."""
-    while place.at + place.limit > place.world.now - BEGIN and place.process.connection.limit() > 0:
+    wire = place.process.connection.wire
+    while place.at + place.limit > place.world.now - BEGIN and wire.limit() > 0:
         place.world.sleep(0.1)
     place.limit = 0.0
     place.answer_in(inf)
