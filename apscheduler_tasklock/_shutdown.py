@@ -41,13 +41,14 @@ ENDING_LIMIT = 3.0
 class Closing:
     """Says whether requests are to end, because claiming is stopped, or because of a close.
 
+    A signal handler may call :meth:`stop` at any line, so there is no lock.
+
     :ivar stopped: whether the requests are to end
     """
 
     def __init__(self) -> None:
         self.stopped = False
         self._stopped_at = inf
-        self._event = threading.Event()
 
     def stop(self, at: float | None = None) -> None:
         """Let the requests end soon. Another call changes nothing, or lets them end sooner.
@@ -56,11 +57,6 @@ class Closing:
         """
         self._stopped_at = min(self._stopped_at, time.monotonic() if at is None else at)
         self.stopped = True
-        self._event.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Pause for so many seconds, or until a stop; return whether there was one."""
-        return self._event.wait(seconds) or self.stopped
 
     def over_at(self, since: float, limit: float) -> float:
         """Return when a request is over, on the monotonic clock; ``inf`` before a stop.

@@ -20,6 +20,7 @@ from apscheduler_tasklock._database.actions import ActionRequest
 from apscheduler_tasklock._database.awaited_request import AwaitedCall
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.jitter import BACKOFF
+from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
     RUN_HISTORY,
@@ -166,6 +167,9 @@ class LockClient:
         self._turn_limit = turn_limit(settings.claim_timeout)
         self._timings = settings.timings
         self._closing = Closing()
+        # Cancelled by a stop. It is no `threading.Event`, because that has a lock, which the thread
+        # that a signal handler interrupts may have taken.
+        self._pause: PlainFuture[None] = PlainFuture()
         self._released_at = 0.0
         self.outage = self.replica.outage
         self.rejections = self.replica.rejections
@@ -663,11 +667,15 @@ class LockClient:
 
     def wait(self, seconds: float) -> bool:
         """Wait for so many seconds, or until claiming is stopped; return whether it is stopped."""
-        return self._closing.wait(seconds)
+        return self._pause.wait(seconds)
 
     def stop_claiming(self) -> None:
-        """Stop claiming. Each claim under way ends within 1.5 seconds. Releases are still sent."""
+        """Stop claiming. Each claim under way ends within 1.5 seconds. Releases are still sent.
+
+        May be called from a signal handler.
+        """
         self._closing.stop()
+        self._pause.cancel()
         self.replica.note_stopped()
         self._database.wake()
 

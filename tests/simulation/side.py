@@ -249,6 +249,7 @@ def simulating() -> Iterator[None]:
         stack.enter_context(
             replaced(
                 (awaited_request, "PlainFuture", VirtualFuture),
+                (client, "PlainFuture", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),

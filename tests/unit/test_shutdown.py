@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from itertools import count
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from apscheduler_tasklock._shutdown import LAST_SECONDS, SHUTDOWN_LIMIT, Shutdown
+from tests.support.waist import LockClient, LockSettings
+
+PATIENCE = 60.0
 
 
 def test_only_the_wait_for_running_jobs_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +24,44 @@ def test_only_the_wait_for_running_jobs_does_not_count(monkeypatch: pytest.Monke
     now[0] += 60.0
     shutdown.note_waited(60.0)
     assert shutdown.seconds_left == pytest.approx(SHUTDOWN_LIMIT - LAST_SECONDS - 1.0)
+
+
+def test_a_signal_handler_may_stop_at_any_line_of_a_wait() -> None:
+    for number in count():
+        interrupted = Interrupted(number)
+        interrupted.start()
+        interrupted.join(PATIENCE)
+        assert not interrupted.is_alive()
+        if interrupted.lines <= number:  # the wait has no further line
+            break
+        assert interrupted.is_stopped
+    assert number > 5
+
+
+class Interrupted(threading.Thread):
+    """A thread that waits for a stop, which comes at one of the lines of the wait.
+
+    :param number: of the line, among those that the wait passes
+    :ivar lines: how many lines it has passed
+    :ivar is_stopped: whether the wait has seen the stop
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(daemon=True)
+        self._number = number
+        self._locks = LockClient(LockSettings("postgresql://app@nowhere/app", "replica"))
+        self.lines = 0
+        self.is_stopped = False
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        self.is_stopped = self._locks.wait(0.001)
+        sys.settrace(None)
+
+    def _trace(self, _frame: FrameType, event: str, _argument: Any) -> Any:
+        """Stop as a signal handler would, between two lines."""
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._number + 1:
+                self._locks.stop_claiming()
+        return self._trace
