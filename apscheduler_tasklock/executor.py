@@ -743,9 +743,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         job, runs = submission.job, self._runs
         if submission.options is None or not isinstance(runs, ExecutorRuns):
             return  # because without a lock nothing is noted
-        is_running, waits = runs.is_running(job.id), runs.waits_for_worker(job.id)
         cause, reason = too_many_instances(
-            submission, self.locks, is_running=is_running, waits_for_worker=waits
+            submission,
+            self.locks,
+            is_running=runs.is_running(job.id),
+            is_deferred=self._deferred.has(submission.task_name),
+            waits_for_worker=runs.waits_for_worker(job.id),
         )
         for run_time in submission.run_times:
             with suppress(Exception):  # a custom trigger's own code may raise anything

@@ -436,7 +436,12 @@ def unclaimed(since: datetime, until: datetime) -> str:
 
 
 def too_many_instances(
-    submission: Submission, locks: LockClient, *, is_running: bool, waits_for_worker: bool
+    submission: Submission,
+    locks: LockClient,
+    *,
+    is_running: bool,
+    is_deferred: bool,
+    waits_for_worker: bool,
 ) -> tuple[MissCause, str]:
     """Return why a run time is missed if its job has ``max_instances`` runs on this replica.
 
@@ -446,9 +451,10 @@ def too_many_instances(
     :param submission: of these run times
     :param locks: the task locks of this replica
     :param is_running: whether one of these runs has begun
+    :param is_deferred: whether one of these runs is deferred, because of another run
     :param waits_for_worker: whether one of these runs waits for a worker, and not for the database
     """
-    if not is_running and not waits_for_worker:
+    if not (is_running or is_deferred or waits_for_worker):
         return MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED
     if locks.outage.reason is not None:
         return MissCause.DATABASE, NOT_ANSWERED
@@ -456,7 +462,9 @@ def too_many_instances(
         if run.task == submission.task_name and not run.lost:
             which = f"its run that began at {_moment(run.since)} on {run.replica}"
             return MissCause.RUNNING, f"{which} (token {run.token}) was still going on"
-    what = "still going on" if is_running else "still waiting for a worker"
+    what = "still going on"
+    if not is_running:
+        what = "still waiting for " + ("another run" if is_deferred else "a worker")
     words = f"its last run on {locks.replica_id} was {what}"
     return MissCause.RUNNING, f"{words} (max_instances {submission.job.max_instances})"
 

@@ -117,6 +117,15 @@ class TestReasons:
         assert {miss.run_time for miss in simulation.misses} >= {at(2), at(3)}
         assert {miss.cause for miss in simulation.misses} == {"database"}
 
+    def test_a_run_that_waits_for_another_run_does_not_wait_for_the_database(self) -> None:
+        simulation = simulated(
+            every_minute(max_instances=1), 2, durations={"job": 130}, look_latency=45
+        )
+        simulation.advance(minutes=12)
+        reasons = " ".join(miss.reason for miss in simulation.misses)
+        assert "was still waiting for another run (max_instances 1)" in reasons
+        assert {miss.cause for miss in simulation.misses} == {"running"}
+
     def test_another_run_was_still_going_on_here_or_on_another_replica(self) -> None:
         simulation = simulated(every_minute(max_instances=1), 2, durations={"job": 200})
         simulation.advance(minutes=10)
