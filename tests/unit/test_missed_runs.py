@@ -186,24 +186,37 @@ def test_an_outage_is_not_told_before_the_doubt_is_over(missed: MissedRuns, clie
 
 
 @pytest.mark.parametrize(
-    ("is_running", "waits", "is_away", "has_lock", "told"),
+    ("is_running", "waits_for", "is_away", "has_lock", "told"),
     [
-        (True, False, False, False, ("running", "its last run on web-2 was still going on (max_")),
-        (False, True, False, True, ("running", "its last run on web-2 was still waiting for a ")),
+        (True, "", False, False, ("running", "its last run on web-2 was still going on (max_")),
+        (
+            False,
+            "worker",
+            False,
+            True,
+            ("running", "its last run on web-2 was still waiting for a w"),
+        ),
+        (
+            False,
+            "run",
+            False,
+            False,
+            ("running", "its last run on web-2 was still waiting for ano"),
+        ),
         # The lock keeps all replicas from running it, and not only this one.
         (
-            *(True, False, False, True),
+            *(True, "", False, True),
             ("running", "its run that began at 2026-01-01 00:00:00 UTC on web-2 (token 7) was"),
         ),
         # So does an outage.
-        (True, False, True, True, ("database", "the database did not answer")),
-        (False, True, True, False, ("database", "the database did not answer")),
-        (False, False, True, False, ("database", "the database did not answer, and the run be")),
-        (False, False, False, False, ("database", "the database did not answer, and the run b")),
+        (True, "", True, True, ("database", "the database did not answer")),
+        (False, "worker", True, False, ("database", "the database did not answer")),
+        (False, "", True, False, ("database", "the database did not answer, and the run be")),
+        (False, "", False, False, ("database", "the database did not answer, and the run b")),
     ],
 )
 def test_max_instances_is_the_cause_only_where_nothing_keeps_all_replicas_from_running_it(
-    *, is_running: bool, waits: bool, is_away: bool, has_lock: bool, told: tuple[str, str]
+    *, is_running: bool, waits_for: str, is_away: bool, has_lock: bool, told: tuple[str, str]
 ) -> None:
     outage = SimpleNamespace(reason="refused" if is_away else None)
     began = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -214,7 +227,13 @@ def test_max_instances_is_the_cause_only_where_nothing_keeps_all_replicas_from_r
     ]
     locks: Any = SimpleNamespace(outage=outage, replica_id="web-2", what_runs=lambda: runs)
     job: Any = SimpleNamespace(task_name="job", job=SimpleNamespace(max_instances=1))
-    cause, reason = too_many_instances(job, locks, is_running=is_running, waits_for_worker=waits)
+    cause, reason = too_many_instances(
+        job,
+        locks,
+        is_running=is_running,
+        is_deferred=waits_for == "run",
+        waits_for_worker=waits_for == "worker",
+    )
     assert (cause.value, reason[: len(told[1])]) == told
 
 
