@@ -41,8 +41,9 @@ class Timings:
     :ivar waiting_interval: the time between two log lines that say which jobs a stop waits for
     :ivar call_timeout: limits how long a user's call of the job store, such as ``add_job``, is
         tried
-    :ivar longest_turn: limits how long a look at the tasks' rows waits for a job's own code, such
-        as its trigger. After this time looks leave the job out until that code returns
+    :ivar longest_turn: limits how long a look at the tasks' rows, or for due jobs, waits for a
+        job's own code, such as its trigger. After this time looks leave the job out until that
+        code returns
     :ivar unasked_after: if a replica finds run times for which nobody has asked, it waits so long
         before it notes them as missed, because another replica may know more about these run times
     :ivar head_start: how long after a run time a follower does not ask for the run time, so that

@@ -200,7 +200,6 @@ class DueJobs:
         self.messages: list[DueRun | None] = []
         self.wakes_at = inf
         self._closed = False
-        self._over: list[DueRun] = []  # run times that are over, and are to be noted
         # Other threads ask for a look: soon, or at once.
         self._is_called = self._is_urgent = False
         self._has_ended = threading.Event()  # set while no look goes on
@@ -223,7 +222,7 @@ class DueJobs:
         self._flood: Flood | None = None
         self._began = 0.0  # when the read of the current row began, on the monotonic clock
         self._notices = notices
-        self._looks = ApplicationThread(NAME)
+        self._looks = ApplicationThread(NAME, keeps_out=True)
         self._longest_turn = locks.settings.timings.longest_turn
         # By job id: since when the job's own code runs in the look that goes on. Whoever removes
         # the entry first decides whether the look goes on or is over.
@@ -250,7 +249,7 @@ class DueJobs:
         self._is_called = True
         self._locks.thread.post(self, None)
 
-    # ---- called by the queues, in other threads --------------------------------------------------
+    # ---- called by the queues, in any thread -----------------------------------------------------
 
     def is_wanted(self, _due: DueRun) -> bool:
         """Return whether a run time that was read is still to be claimed here."""
@@ -271,11 +270,10 @@ class DueJobs:
 
     def step(self) -> None:
         """Take the messages, and begin a look if it is time."""
-        messages, self.messages = self.messages, []
-        self._over += [due for due in messages if due is not None]
         now = time.monotonic()
-        if not (self._has_ended.is_set() or self._is_stuck(now)):
-            self.wakes_at = min(self._own_code.values(), default=now) + self._longest_turn
+        if not (self._has_ended.is_set() or self._end_if_stuck(now)):  # messages wait for its end
+            next_at = min(self._own_code.values(), default=now) + self._longest_turn
+            self.wakes_at = inf if self._closed else next_at
             return
         # A run time that is over by now may be due again, as after a change of its job. Without
         # this its job would count as queued, and wait for the ordinary look.
@@ -295,9 +293,11 @@ class DueJobs:
         look_at = soonest if self._is_urgent else max(self._next_at, soonest)
         return min(look_at, self._looked_at + SHORTEST_INTERVAL) if self._is_called else look_at
 
-    def _is_stuck(self, now: float) -> bool:
+    def _end_if_stuck(self, now: float) -> bool:
         """Return whether the look that goes on is over, because its job hangs; note that job."""
         self._looks.start()  # if no thread could be started when the look began
+        if not self._own_code:  # as many threads hang as may, and the look waits for one of them
+            self._looks.relieve(self._longest_turn)
         for job_id, since in list(self._own_code.items()):
             if now < since + self._longest_turn:
                 continue
@@ -308,6 +308,8 @@ class DueJobs:
             self._has_ended.set()
             self._looks.relieve(0.0)
             self._look_in(0)
+            # Other jobs that hang may be due before the others, or after them.
+            self._newest_first = not self._newest_first
             logger.warning(
                 "Job %r: the import of its function, or its trigger, has not returned for %g s; "
                 "until it returns, the job is left to other replicas",
@@ -326,8 +328,10 @@ class DueJobs:
     def _note_outcomes(self) -> None:
         """Note the outcomes of the run times that are over here."""
         now = time.monotonic()
-        over, self._over = self._over, []
-        for due in over:
+        messages, self.messages = self.messages, []
+        for due in messages:
+            if due is None:
+                continue
             job_id = due.move.job_id
             if self._queued.get(job_id) is due:
                 del self._queued[job_id]
@@ -383,13 +387,14 @@ class DueJobs:
 
     def _look_safely(self) -> None:
         """Look, whatever happens, and have the next look planned."""
+        is_over = False
         try:
             if not self._closed:
                 self._look()
                 if self._rejected is None:
                     self._locks.rejections.end(JOB_STORE)
         except _LookIsOverError:
-            return
+            is_over = self._is_called = True  # because the job that has hung can run here now
         except TaskLockDatabaseError:  # logged as an outage
             self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
         except TaskLockError as error:
@@ -398,8 +403,10 @@ class DueJobs:
         except BaseException:  # whatever it is, looks go on
             self._look_in(self._interval)
             logger.exception("The job store could not be looked at; trying again")
-        self._has_ended.set()
-        self._locks.thread.post(self, None)
+        finally:
+            if not is_over:
+                self._has_ended.set()
+            self._locks.thread.post(self, None)
 
     def _look(self) -> None:
         """Check dead runs from time to time, and read due jobs if workers are free."""
@@ -421,6 +428,8 @@ class DueJobs:
         most = {alias: self._most(alias, executor) for alias, executor in executors.items()}
         if any(most.values()):
             self._read_due(executors, most)
+            if self._flood is not None:  # last, because a row that hangs ends the look
+                self._sift(self._flood, [alias for alias, count in most.items() if count])
         else:  # a worker that becomes free asks for a look
             self._has_more = True
             self._look_in(self._interval)
@@ -463,8 +472,6 @@ class DueJobs:
         self._refused = {k: v for k, v in self._refused.items() if v[0] > now - LONGEST_REFUSED}
         refused = [job_id for job_id, (until, _) in self._refused.items() if until > now]
         flood = self._flood
-        if flood is not None:
-            self._sift(flood, [alias for alias, count in most.items() if count], not_here)
         found = self._locks.ask(
             partial(
                 self._rows.read_due,
@@ -506,8 +513,9 @@ class DueJobs:
         elif not look.has_bad and (flood is None or flood.rest):
             self._notices.sum_up()  # because no further bad row was found
 
-    def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
+    def _sift(self, flood: Flood, executors: list[str]) -> None:
         """Read pages of due rows while many of them are bad."""
+        not_here = self._missing.names()[-MOST_SKIPPED:]
 
         def read(until: datetime, after: tuple[datetime, str] | None) -> list[JobRow]:
             due = partial(self._rows.due, until=until, after=after, not_here=not_here)

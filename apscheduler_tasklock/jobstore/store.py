@@ -317,7 +317,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         :raises TaskLockDatabaseError: the database is unavailable
         """
         found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
-        if self._due is None:  # otherwise the thread of DueJobs sums the log lines up
+        if self._due is None:  # otherwise a look of DueJobs sums the log lines up
             self._notices.sum_up()
         return found
 

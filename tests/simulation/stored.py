@@ -375,7 +375,7 @@ class _Event:
 class _Looks:
     """In place of the thread of the looks: each look is a thread of the world."""
 
-    def __init__(self, _name: str) -> None:
+    def __init__(self, _name: str, **_: object) -> None:
         process = CLOCK.world.current
         assert process is not None
         self._process = process
@@ -385,6 +385,9 @@ class _Looks:
 
     def start(self) -> None:
         """Do nothing, because a thread can be started."""
+
+    def relieve(self, _seconds: float) -> None:
+        """Do nothing, because no look hangs."""
 
 
 @contextmanager

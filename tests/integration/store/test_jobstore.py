@@ -9,6 +9,7 @@ import asyncio
 import json
 import pickle
 import re
+import sys
 import threading
 import time
 from base64 import b64encode
@@ -45,6 +46,7 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
+    _application,
     upgrade,
 )
 from apscheduler_tasklock._database.timings import Timings
@@ -1597,6 +1599,7 @@ class TestRunsWhereItCan:
         replica.runs(key)
         replica.runs(f"{key}-next")
 
+    @pytest.mark.parametrize("ends_by", ["its return", "a shutdown"])
     def test_a_module_whose_import_hangs_holds_up_no_other_job(
         self,
         make: Make,
@@ -1605,29 +1608,51 @@ class TestRunsWhereItCan:
         monkeypatch: pytest.MonkeyPatch,
         connection: Connection,
         caplog: pytest.LogCaptureFixture,
+        ends_by: str,
     ) -> None:
-        module = key.replace("-", "_")
-        gate = Gate(module)
-        store = {"functions": ["tests.", module]}
+        """Also if as many hang as may: then the looks go on as soon as one of them returns."""
+        monkeypatch.setattr(_application, "MOST_HANGING", 1)
+        modules = [f"{key.replace('-', '_')}_{number}" for number in range(2)]
+        gates = [Gate(module) for module in modules]
+        store = {"functions": ["tests.", *modules]}
         replica = make(store=store, timings=replace(PATIENT, longest_turn=0.5))
         monkeypatch.syspath_prepend(tmp_path)
         source = "from tests.support import stored_jobs as jobs\ndef note(key): jobs.note(key)\n"
-        (tmp_path / f"{module}.py").write_text(f"{source}jobs.note_and_wait({module!r})\n")
-        replica.scheduler.pause()
-        replica.run_at(note, key)
-        update = "UPDATE task_lock_job SET func = %s WHERE id = %s"
-        connection.execute(update, [f"{module}:note", key])
-        replica.run_at(note, f"{key}-other")
-        replica.scheduler.resume()
+        for module in modules:
+            hangs = f"jobs.note_and_wait({module!r})\nhas_returned = True\n"
+            (tmp_path / f"{module}.py").write_text(source + hangs)
+
+        def hang(number: int) -> None:
+            """Add a job whose import hangs, and another one in the same look."""
+            replica.scheduler.pause()
+            replica.run_at(note, f"{key}-{number}")
+            update = "UPDATE task_lock_job SET func = %s WHERE id = %s"
+            connection.execute(update, [f"{modules[number]}:note", f"{key}-{number}"])
+            replica.scheduler.resume()
+            eventually(lambda: caplog.text.count("has not returned for 0.5 s") == number + 1)
+
         try:
+            hang(0)
+            replica.run_at(note, f"{key}-other")
             replica.runs(f"{key}-other")
+            hang(1)
             replica.run_at(note, f"{key}-third")
-            replica.runs(f"{key}-third")
-            assert ran[key] == []
+            assert ran[f"{key}-0"] == ran[f"{key}-third"] == []
+            if ends_by == "a shutdown":
+                replica.scheduler.shutdown()
+                eventually(lambda: "tasklock" not in {each.name for each in threading.enumerate()})
+            else:
+                gates[0].open()
+                replica.runs(f"{key}-0")
+                replica.runs(f"{key}-third")
+            # None but the opened gate has opened by itself, as each does after a minute.
+            returned = [hasattr(sys.modules[module], "has_returned") for module in modules]
+            assert returned == [ends_by == "its return", False]
         finally:
-            gate.open()
-        replica.runs(key)
-        assert caplog.text.count("has not returned for 0.5 s") == 1
+            for gate in gates:
+                gate.open()
+        if ends_by == "its return":
+            replica.runs(f"{key}-1")
 
     def test_where_no_thread_could_be_started_for_a_look_the_next_change_starts_it(
         self, make: Make, key: str, monkeypatch: pytest.MonkeyPatch
