@@ -18,9 +18,11 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from psycopg.rows import scalar_row
 from sqlalchemy.engine import make_url
 
+from apscheduler_tasklock import _application
 from apscheduler_tasklock._database.connection import connector
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.plain_future import PlainFuture
@@ -252,6 +254,7 @@ __all__ = [
     "intercept_reports",
     "is_takeover",
     "lane_in_words",
+    "let_hang",
     "limit",
     "manual_run_of",
     "met",
@@ -537,6 +540,11 @@ def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
             asked = connection.cursor(row_factory=scalar_row).execute("SELECT pg_backend_pid()")
             wire.is_direct = asked.fetchone() == connection.info.backend_pid
     return wire.cursor()
+
+
+def let_hang(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let at most so many threads of the application's code hang, in place of ten."""
+    monkeypatch.setattr(_application, "MOST_HANGING", most)
 
 
 def wire_to(url: str, seconds: float) -> Wire:

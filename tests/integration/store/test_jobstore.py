@@ -46,7 +46,6 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
-    _application,
     upgrade,
 )
 from apscheduler_tasklock._database.timings import Timings
@@ -77,7 +76,7 @@ from tests.support.stored_jobs import (
     ran,
     store_class,
 )
-from tests.support.waist import intercept_claims
+from tests.support.waist import intercept_claims, let_hang
 
 # What the statement has by which a run time without a lock is moved on.
 MOVED_WITHOUT_A_CLAIM = b"last_run_time = CASE WHEN"
@@ -1611,7 +1610,7 @@ class TestRunsWhereItCan:
         ends_by: str,
     ) -> None:
         """Also if as many hang as may: then the looks go on as soon as one of them returns."""
-        monkeypatch.setattr(_application, "MOST_HANGING", 1)
+        let_hang(monkeypatch, 1)
         modules = [f"{key.replace('-', '_')}_{number}" for number in range(2)]
         gates = [Gate(module) for module in modules]
         store = {"functions": ["tests.", *modules]}
