@@ -65,13 +65,12 @@ def connector(url: URL, attempt: float, application_name: str) -> Callable[[int,
     }
 
     def connect(first: int = 0, left: float = inf) -> Wire:
-        # libpq takes whole seconds, and at least 2. If less is left than an attempt may take, a
-        # host that does not answer must not use up the time of the next one.
+        # libpq takes whole seconds, and at least 2.
         timeout = max(2, int(min(attempt, left)))
         chosen = {"connect_timeout": timeout, **_beginning_with(first, parameters)}
         connection = psycopg.connect(**chosen)
         try:
-            return set_up(connection, attempt)
+            return set_up(connection, max(SHORTEST_ATTEMPT, min(attempt, left)))
         except BaseException:
             connection.close()
             raise

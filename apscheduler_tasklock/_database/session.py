@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -14,7 +15,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.abandoned_call import call_within, never
-from apscheduler_tasklock._database.connection import connector, set_up
+from apscheduler_tasklock._database.connection import SHORTEST_ATTEMPT, connector, set_up
 from apscheduler_tasklock._database.outage import as_unavailable
 from apscheduler_tasklock._database.sqlstates import (
     LOST_STATEMENT_STATES,
@@ -380,12 +381,13 @@ def connect_limit(hosts: int, attempt: float) -> float:
     return hosts * max(2.0, attempt) + 1.0
 
 
-def open_apart(engine: Engine, attempt: float, *_: float) -> Wire:
+def open_apart(engine: Engine, attempt: float, _first: int = 0, left: float = inf) -> Wire:
     """Open a connection as an application's engine does, outside its pool.
 
     The engine decides with which host it begins, and how long it tries.
 
     :param attempt: limits the wait for each answer, in seconds
+    :param left: the seconds that are left to connect
     :raises TaskLockOptionError: a listener of the engine leaves a transaction open
     """
     # Make a new pool for this one connection, because the engine's own pool may be used up, or may
@@ -396,7 +398,7 @@ def open_apart(engine: Engine, attempt: float, *_: float) -> Wire:
     proxy.detach()
     try:
         _check_idle(connection)
-        return set_up(connection, attempt)
+        return set_up(connection, max(SHORTEST_ATTEMPT, min(attempt, left)))
     except BaseException:
         connection.close()
         raise

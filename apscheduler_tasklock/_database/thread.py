@@ -679,9 +679,13 @@ class ReplicaThread:
         try:
             self._prepare(batch, seconds)
         except Exception as error:  # noqa: BLE001  # the senders get any error
-            outcome = self._failed(error, is_outage=not _is_short(error, seconds, attempt))
-            # The other ready requests fail, too, because they would meet the same outage.
-            self._report(self._outbox.fail_all(time.monotonic(), outcome))
+            # Their own end, as after a stop of their user, says nothing of the database.
+            is_over = batch[-1].over_at <= time.monotonic()
+            is_outage = not (is_over or _is_short(error, seconds, attempt))
+            outcome = self._failed(error, is_outage=is_outage)
+            if not is_over:
+                # The other ready requests fail, too, because they would meet the same outage.
+                self._report(self._outbox.fail_all(time.monotonic(), outcome))
             return [(request, outcome) for request in batch]
         if self._over_at() <= time.monotonic():  # no time is left for an answer
             late = NotSentError("no time was left to send it")

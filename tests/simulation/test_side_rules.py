@@ -106,6 +106,17 @@ def hang_until_its_limit(place: Place) -> Any:
     place.answer_in(inf)
 
 
+def answer_late(place: Place) -> Any:
+    """Answer after 2.5 s, if the wait has not ended by then."""
+    wire = place.process.connection.wire
+    while place.world.now - BEGIN < place.at + 2.5:
+        if wire.limit() <= 0:
+            place.limit = 0.0
+            place.answer_in(inf)
+        place.world.sleep(0.1)
+    return place.send()
+
+
 def reject_what_is_bad(place: Place) -> Any:
     """Reject a statement about a task of this name."""
     if "bad" in place.what:
@@ -1434,6 +1445,23 @@ class TestStops:
         presence.note_look(has_listed=True)
         stage.go_to(40)
         assert len(stage.sent("report_replica")) == 2  # the work of the other one goes on
+
+    def test_a_stop_of_one_user_fails_nothing_of_another_one(self, stage: Stage) -> None:
+        """It ends the probe before its own claim, and that says nothing of the database."""
+        first = stage.replica()
+        second = stage.replica(beside=first)
+        stage.faults.plan("read", "lost before", times=1)
+        stage.faults.plan("probe", answer_late, times=1)
+        ask(stage, first)
+        stage.go_to(0.2)
+        stage.call(first, lambda: first.claim(claim_of("t")))
+        other = ask(stage, second)
+        stage.go_to(0.3)
+        assert stage.sent("probe")
+        first.stop_claiming()
+        stage.go_to(20)
+        assert other.ended < inf
+        assert other.error is None
 
     def test_what_a_user_has_not_released_when_it_leaves_others_behind_is_released_later(
         self, stage: Stage
