@@ -18,7 +18,6 @@ from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import psycopg
-import pytest
 from psycopg.rows import scalar_row
 from sqlalchemy.engine import make_url
 
@@ -542,7 +541,7 @@ def raw_cursor(connection: psycopg.Connection[Any]) -> Any:
     return wire.cursor()
 
 
-def let_hang(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def let_hang(monkeypatch: Any, most: int) -> None:
     """Let at most so many threads of the application's code hang, in place of ten."""
     monkeypatch.setattr(_application, "MOST_HANGING", most)
 
