@@ -81,7 +81,7 @@ class ApplicationThread:
     def start(self) -> None:
         """Start the thread, unless there is one. If the start fails, the next call tries again.
 
-        Never raises. Of no use if no call waits.
+        Of use only if a call waits for a thread that could not be started before.
         """
         with self._starting:
             if self._thread is not None:

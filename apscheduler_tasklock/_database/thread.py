@@ -57,8 +57,8 @@ _Message: TypeAlias = "Request[Any] | Callable[[], object] | tuple[Stepped, Any]
 NAME = "tasklock"
 # Limits how often the thread fails: the pause after a failure, in seconds.
 PAUSE_AFTER_FAILURE = 0.1
-# Limits the seconds that the thread sleeps while requests wait, because their deadlines may have
-# changed meanwhile.
+# Limits the seconds that the thread sleeps while requests wait, because a stop may have brought
+# their ends closer meanwhile.
 LONGEST_WAIT = 0.5
 # The thread counts as stuck if one turn of its loop, or the wait of due work, lasts longer than so
 # many times the limit of a connect and an answer. The number is far above what a turn can take,

@@ -26,7 +26,7 @@ RETRY_INTERVAL = 0.5
 # of the maximum lock.
 LAST_RENEWAL = 1.0
 LAST_RENEWAL_SHARE = 0.2
-# Limits the wait for a renewal's outcome after the renewal's deadline, in seconds. After that the
+# Limits the wait for a renewal's outcome after the renewal's end, in seconds. After that the
 # next renewals are sent, although the outcome is not known.
 LOST_AFTER = 2.0
 # Limits how long the renewal of a claim without a lease is tried, as if the claim had a lease of so

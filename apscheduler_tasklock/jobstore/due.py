@@ -296,7 +296,9 @@ class DueJobs:
     def _end_if_stuck(self, now: float) -> bool:
         """Return whether the look that goes on is over, because its job hangs; note that job."""
         self._looks.start()  # if no thread could be started when the look began
-        if not self._own_code:  # as many threads hang as may, and the look waits for one of them
+        if not self._own_code:
+            # The look waits for the database, or for a thread, because as many hang as may. A look
+            # that only waits for the database goes on, in the thread that it has.
             self._looks.relieve(self._longest_turn)
         for job_id, since in list(self._own_code.items()):
             if now < since + self._longest_turn:

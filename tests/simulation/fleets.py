@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,20 @@ def every(minutes: int, function: Callable[..., Any] = job, **options: Any) -> A
         scheduler.add_job(function, "cron", minute=f"*/{minutes}", id="job", **options)
 
     return add_jobs
+
+
+def come_and_go(
+    simulation: SimulatedReplicas, rng: random.Random, times: int, longest: float
+) -> None:
+    """Kill, stop and start replicas so many times, at most so many seconds apart."""
+    for _ in range(times):
+        simulation.advance(seconds=rng.uniform(30, longest))
+        victim = rng.choice(list(simulation))
+        if len(simulation) > 2:
+            rng.choice([simulation.kill, simulation.stop])(victim)
+        else:
+            simulation.start_replica(clock_offset=rng.uniform(-1, 1))
+    simulation.advance(minutes=30)
 
 
 def simulated(add_jobs: AddJobs, replicas: int = 2, **options: Any) -> SimulatedReplicas:

@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.simulation.fleets import MINUTE, AddJobs, every, job
+from tests.simulation.fleets import MINUTE, AddJobs, come_and_go, every, job
 from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas, SimulatedRun
 
 
@@ -481,14 +481,7 @@ class TestDeaths:
             lease=20,
             max_takeovers=50,
         )
-        for _ in range(60):
-            simulation.advance(seconds=rng.uniform(30, 1800))
-            victim = rng.choice(list(simulation))
-            if len(simulation) > 2:
-                rng.choice([simulation.kill, simulation.stop])(victim)
-            else:
-                simulation.start_replica(clock_offset=rng.uniform(-1, 1))
-        simulation.advance(minutes=30)
+        come_and_go(simulation, rng, 60, longest=1800)
 
         runs = simulation.runs
         for earlier, later in pairwise(runs):

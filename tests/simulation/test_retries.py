@@ -20,7 +20,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.simulation.fleets import MINUTE, WORKERS, AddJobs, every, job, simulated
+from tests.simulation.fleets import MINUTE, WORKERS, AddJobs, come_and_go, every, job, simulated
 from tests.simulation.replicas import MIDNIGHT, SimulatedReplicas, at
 from tests.support.retry_mutations import forgetting
 
@@ -311,14 +311,7 @@ def test_attempts_follow_each_other_whatever_dies_and_stops(
         max_takeovers=50,
         leader=leader,
     )
-    for _ in range(40):
-        simulation.advance(seconds=rng.uniform(30, 400))
-        victim = rng.choice(list(simulation))
-        if len(simulation) > 2:
-            rng.choice([simulation.kill, simulation.stop])(victim)
-        else:
-            simulation.start_replica(clock_offset=rng.uniform(-1, 1))
-    simulation.advance(minutes=30)
+    come_and_go(simulation, rng, 40, longest=400)
 
     runs = simulation.runs
     for earlier, later in pairwise(runs):
