@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -46,6 +47,8 @@ WORKERS = 10
 SHORT = 0.02
 # Seconds in which jobs are added before they are due, for each job of each replica.
 LEAD = 0.002
+# Lone jobs in a row whose mean CPU time is one figure.
+LONE = 10
 # Seconds until a round whose jobs have not ended fails.
 PATIENCE = 120.0
 
@@ -132,6 +135,15 @@ class Jobs:
             scheduler.add_listener(self._note_end, codes)
             scheduler.add_listener(self._note_failure, failed)
             scheduler.start()
+        self._bare = psycopg.connect(url, autocommit=True)
+        self._bare.execute(
+            "CREATE TABLE IF NOT EXISTS bare_loop (task text PRIMARY KEY, until timestamptz)"
+        )
+        self._bare.execute(
+            "INSERT INTO bare_loop SELECT 't' || n FROM generate_series(0, %s) AS n "
+            "ON CONFLICT DO NOTHING",
+            [JOBS],
+        )
 
     def _note_end(self, _event: Any) -> None:
         with self._changed:
@@ -168,9 +180,30 @@ class Jobs:
         due = self._run(1, 1, self._begin)
         return self._begun - due
 
+    def effort(self) -> float:
+        """Return the seconds of CPU that this process needs for a job alone, all threads together.
+
+        The figure has what the scheduler needs to add the job and to wait for it, too.
+        """
+        begun = time.process_time()
+        for _ in range(LONE):
+            self._run(1, 1, _nothing)
+        return (time.process_time() - begun) / LONE
+
     def pool(self) -> float:
         """Return the seconds in which one replica runs all jobs."""
         return -self._run(1, JOBS, _nothing) + self._ended
+
+    def bare_loop(self) -> float:
+        """Return the seconds of as many UPDATEs as there are jobs, by a cursor of psycopg."""
+        begun = time.perf_counter()
+        for number in range(JOBS):
+            self._bare.execute(
+                "UPDATE bare_loop SET until = now() + interval '1 s' WHERE task = %s "
+                "RETURNING until",
+                [f"t{number}"],
+            ).fetchone()
+        return time.perf_counter() - begun
 
     def fleet(self) -> float:
         """Return the seconds in which each job is run by one of the replicas."""
