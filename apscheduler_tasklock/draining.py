@@ -39,7 +39,7 @@ def stop_claiming(scheduler: Any) -> None:
     if scheduler.running:
         scheduler.pause()  # because `locks.stop_claiming` does not stop runs without a lock
     for executor in task_lock_executors(scheduler):
-        executor.locks.stop_claiming()
+        executor.user.stop_claiming()
 
 
 def drain(scheduler: Any) -> None:

@@ -27,11 +27,6 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import UNUSED
-from apscheduler_tasklock._lock.client import (
-    LockClient,
-    client_at_start,
-    client_or_stand_in,
-)
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
@@ -40,6 +35,11 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TaskRow,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
+from apscheduler_tasklock._lock.user import (
+    ReplicaUser,
+    user_at_start,
+    user_or_stand_in,
+)
 from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
 from apscheduler_tasklock._runs.adapter import (
     SchedulerAdapter,
@@ -281,12 +281,12 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         )
         self._blocked = BlockedTasks()
         self.stored = StoredRuns(self)
-        self._begin(LockClient(replace(settings, timings=self.timings)))
+        self._begin(ReplicaUser(replace(settings, timings=self.timings)))
         replace_in_each_child(self)
 
-    def _begin(self, locks: LockClient) -> None:
+    def _begin(self, user: ReplicaUser) -> None:
         """Make the parts that are replaced after a shutdown, and in a forked child."""
-        self.locks = locks
+        self.user = user
         self._shutdown = None
         self._passes = SchedulerPasses()
         # The notifier of coroutine jobs under the key True, and that of all other jobs under False.
@@ -298,9 +298,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             leases.append(self._defaults.lease)
         self._known = KnownTasks(min(leases, default=None))
         self._notices = SkippedJobsLog()  # log lines about jobs that are skipped here
-        self._missed = MissedRuns(locks, self._poll_interval)
+        self._missed = MissedRuns(user, self._poll_interval)
         self._registrar = Registrar(
-            locks,
+            user,
             self._known,
             self._jobs.registration,
             self._jobs.has_next_run,
@@ -311,15 +311,15 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._jobs.forget,
         )
         self._deferred = DeferredRuns()
-        self._leadership = self._make_leadership(locks)
+        self._leadership = self._make_leadership(user)
         self._presence = Presence(
-            locks,
+            user,
             self._known,
             self._rejected,
             lambda: self._namespace if self._leadership and self._has_own_jobs() else None,
         )
         self._watch = Watch(
-            locks,
+            user,
             self._known,
             self._jobs,
             self._deferred,
@@ -332,7 +332,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             leadership=self._leadership,
         )
         self._manual_runs = ManualRuns(
-            locks, self._adapter, self._jobs, self._known, self._watch, self._know
+            user, self._adapter, self._jobs, self._known, self._watch, self._know
         )
         self._parts = ExecutorParts(
             active=self._active,
@@ -349,11 +349,11 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         )
         self._runs = self._make_runs()
 
-    def _make_leadership(self, locks: LockClient) -> Leadership | None:
+    def _make_leadership(self, user: ReplicaUser) -> Leadership | None:
         if not (self._leader and self._enabled):
             return None
         return Leadership(
-            locks,
+            user,
             self._namespace,
             self._leader_lease,
             lambda: self._watch.looks.interval,
@@ -387,14 +387,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if not self._enabled:
             return UnlockedRuns(self._inner, self._parts)
         kind = ProcessRuns if has_processes(self._inner) else ExecutorRuns
-        return kind(self._inner, self._parts, self.locks.thread)
+        return kind(self._inner, self._parts, self.user.thread)
 
     def _replace_in_child(self) -> None:
         """Make new parts in a forked child, so that the child leaves the parent's locks alone.
 
         No scheduler runs in a child that was just forked.
         """
-        self._begin(self.locks.for_child())
+        self._begin(self.user.for_child())
 
     @raised_at_the_call
     def start(self, scheduler: Any, alias: str) -> None:
@@ -436,7 +436,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._inner.start(scheduler, alias)
             self._log_start(alias)  # may raise, because a log handler is the application's code
         except BaseException:
-            self.locks.close()  # because the check has opened a connection
+            self.user.close()  # because the check has opened a connection
             # Closing has also ended the looks of an earlier start. The next start begins new looks.
             self._started_in = None
             raise
@@ -467,9 +467,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     def _join(self, scheduler: Any) -> None:
         """Share the connection and the leadership with the scheduler's other executors."""
-        locks = client_at_start(self.locks, scheduler if self._enabled else None)
-        if locks is not self.locks:
-            self._begin(locks)
+        user = user_at_start(self.user, scheduler if self._enabled else None)
+        if user is not self.user:
+            self._begin(user)
         if self._leadership is not None:
             self._leadership.share(scheduler)
 
@@ -487,7 +487,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         if not self._enabled:
             logger.info("Task locks are off for the executor %r: every job runs here", alias)
             return
-        if self.locks.settings.stand_in is not None:
+        if self.user.settings.stand_in is not None:
             logger.info(
                 "Task locks of the executor %r use no database, because "
                 "apscheduler_tasklock.testing replaces it",
@@ -499,9 +499,9 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             "Task locks are on for the executor %r: database %s, table %r, replica %r, lease %s, "
             "failover %s; jobs so far: %d with a lock, %d without",
             alias,
-            self.locks.where,
-            self.locks.table.fullname,
-            self.locks.replica_id,
+            self.user.where,
+            self.user.table.fullname,
+            self.user.replica_id,
             "by default" if lease is None else "none" if lease == inf else f"{lease:g} s",
             "on" if self._defaults.failover else "off",
             *self._jobs.counted(),
@@ -523,7 +523,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """
         with self._shutting_down() as shutdown:
             self._stop_runs(shutdown)
-            self._presence.close(self.locks.what_runs() if wait else (), shutdown.last_at)
+            self._presence.close(self.user.locks.what_runs() if wait else (), shutdown.last_at)
             try:
                 if self._inner is not None:
                     self._shut_down_inner(shutdown, wait=wait)
@@ -539,7 +539,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         """Claim nothing more, and withdraw what has not begun; see ``ExecutorRuns.stop``."""
         if self._leadership is not None:
             self._leadership.close()
-        self.locks.stop_claiming()
+        self.user.stop_claiming()
         self._watch.looks.close()
         if self._runs is not None:
             self._runs.stop(seconds, closes=closes)
@@ -567,14 +567,14 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             runs = list(self._runs.coroutines)
         # The wrapped executor has cancelled these coroutines, and they have not noticed it yet.
         cut = [(run, release) for run in runs if (release := run.begin_cut()) is not None]
-        self.locks.wait_for_claims(shutdown.seconds_left)
+        self.user.locks.wait_for_claims(shutdown.seconds_left)
         for run, release in cut:
             run.report_release(release, shutdown.seconds_left)
         for run in runs:
             if run.has_job_ended:
                 run.report_at_stop(shutdown.seconds_left)
         self._remove_listeners()
-        self.locks.close(blocking=True, shutdown=shutdown)
+        self.user.close(blocking=True, shutdown=shutdown)
         self._started_in = None
 
     def _reporting_waits(self, wait: bool = True) -> AbstractContextManager[None]:
@@ -584,7 +584,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
 
     def _report_waiting(self) -> None:
         self._active.log_waiting()
-        self._presence.close(self.locks.what_runs())
+        self._presence.close(self.user.locks.what_runs())
 
     def _add_listeners(self, scheduler: Any) -> None:
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
@@ -607,8 +607,8 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         so that an outage does not restart every replica.
         """
         degraded = []
-        if self.locks.outage.reason is not None:
-            degraded.append(f"the database is unavailable: {self.locks.outage.reason}")
+        if self.user.outage.reason is not None:
+            degraded.append(f"the database is unavailable: {self.user.outage.reason}")
         degraded += [f"rejected by the database: {each}" for each in self._rejected()]
         if self._watch.overdue:
             degraded.append(f"overdue tasks: {', '.join(sorted(self._watch.overdue))}")
@@ -622,7 +622,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         locked, unlocked = self._jobs.counted()
         started = self._started_in == os.getpid()
         goes_on = (
-            self.locks.thread.is_live and self._adapter.stores_are_live and self._adapter.is_alive
+            self.user.thread.is_live and self._adapter.stores_are_live and self._adapter.is_alive
         )
         return Health(
             live=started and goes_on,
@@ -635,7 +635,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
     def _rejected(self) -> tuple[str, ...]:
         """Return the work of this replica and of its job stores that the database rejects."""
         return tuple(
-            sorted({*self.locks.rejections.reported(), *self._adapter.rejected_by_stores()})
+            sorted({*self.user.rejections.reported(), *self._adapter.rejected_by_stores()})
         )
 
     def drain(self, timeout: float | timedelta | None = None, *, coroutines: bool = True) -> bool:
@@ -732,7 +732,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             self._note_too_many_instances(submission)
             raise
         except RuntimeError:
-            if not self.locks.closed and not interpreter_is_ending():
+            if not self.user.closed and not interpreter_is_ending():
                 raise
             # Either the job came due at the moment of the shutdown. Or the interpreter ends, which
             # closes pools before the application's `atexit` functions shut the scheduler down.
@@ -745,7 +745,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
             return  # because without a lock nothing is noted
         cause, reason = too_many_instances(
             submission,
-            self.locks,
+            self.user,
             is_running=runs.is_running(job.id),
             is_deferred=self._deferred.has(submission.task_name),
             waits_for_worker=runs.waits_for_worker(job.id),
@@ -778,7 +778,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         self._active.count(submission, most)
         try:
             runs.submit(
-                submission, client_or_stand_in(self.locks), self._notifier(submission.awaited)
+                submission, user_or_stand_in(self.user).locks, self._notifier(submission.awaited)
             )
         except BaseException:
             self._active.forget(submission)
@@ -857,7 +857,7 @@ class TaskLockExecutor(BaseExecutor, ShutDownTogether):  # type: ignore[misc]  #
         # application can start while its database restarts. The first look after the outage finds
         # what is wrong with the tables.
         with suppress(TaskLockDatabaseError):
-            self.locks.check(jobs=self._adapter.has_store_beside(self.locks))
+            self.user.rights.check(jobs=self._adapter.has_store_beside(self.user))
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
@@ -938,7 +938,7 @@ class StoredRuns:
     @property
     def begins_nothing(self) -> bool:
         """Whether no run begins any more: after a drain or a shutdown, and at the process's end."""
-        return self._executor.locks.closed or accepts_nothing_more(self._executor._inner)
+        return self._executor.user.closed or accepts_nothing_more(self._executor._inner)
 
     def submit_stored(self, job: Any, jobstore: str, due: DueRun) -> None:
         """Queue a due job of a ``TaskLockJobStore``, to be claimed and run.

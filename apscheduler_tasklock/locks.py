@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.jitter import jittered
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient, Released, client_or_stand_in
+from apscheduler_tasklock._lock.database import Database
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
@@ -29,7 +29,9 @@ from apscheduler_tasklock._lock.outcomes import OUTCOMES, RunOutcome
 from apscheduler_tasklock._lock.patterns import is_pattern, like_of, unmatched
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.reads import MOST_WATCHED
+from apscheduler_tasklock._lock.releases import Released
 from apscheduler_tasklock._lock.settings import lock_settings
+from apscheduler_tasklock._lock.user import ReplicaUser, user_or_stand_in
 from apscheduler_tasklock._returned import check_returned, why_no_call_runs
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock._words.findings import (
@@ -152,23 +154,23 @@ class TaskLocks:
             tracebacks=tracebacks,
             release=release,
         )
-        self._client = LockClient(replace(settings, timings=self.timings))
+        self._user = ReplicaUser(replace(settings, timings=self.timings))
         self._operations = Operations(
-            self._client.table,
-            self._client.rejections,
+            self._user.table,
+            self._user.rejections,
             settings.history,
             attempt_limit(settings.claim_timeout, self.timings.longest_answer),
         )
         replace_in_each_child(self)
 
     def _replace_in_child(self) -> None:
-        """Use a new client with a connection of its own. Called in a forked child."""
-        self._client = self._client.for_child()
+        """Use a new user of a replica with a connection of its own. Called in a forked child."""
+        self._user = self._user.for_child()
 
     @property
     def replica_id(self) -> str:
         """The replica's id, shown in logs."""
-        return self._client.replica_id
+        return self._user.replica_id
 
     def __enter__(self) -> TaskLocks:
         """Return the task locks, which are closed when the block is left."""
@@ -192,7 +194,7 @@ class TaskLocks:
             message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        client_or_stand_in(self._client).check()
+        user_or_stand_in(self._user).rights.check()
 
     def database_time(self) -> datetime:
         """Return the time by the database's clock, by which all rows are to be judged.
@@ -228,10 +230,11 @@ class TaskLocks:
         # Imported here, because a replica that only runs jobs does not need Alembic.
         from apscheduler_tasklock._doctor.checks import examine
 
-        client = client_or_stand_in(self._client)
-        if client.settings.stand_in is not None:
-            client.ask(lambda cursor: cursor.execute())  # raises, because there is no database
-        return list(examine(client.settings.database, client.table, namespace))
+        user = user_or_stand_in(self._user)
+        if user.settings.stand_in is not None:
+            # Raises, because there is no database.
+            user.database.ask(lambda cursor: cursor.execute())
+        return list(examine(user.settings.database, user.table, namespace))
 
     @raised_at_the_call
     def hold(
@@ -278,7 +281,7 @@ class TaskLocks:
         check_name(name, where)
         if isinstance(wait, str):
             raise TaskLockOptionError(f"{where}: wait must be seconds or a timedelta, not {wait!r}")
-        return Hold(lambda: self._client, name, request, parse_seconds(wait, "wait", where))
+        return Hold(lambda: self._user, name, request, parse_seconds(wait, "wait", where))
 
     def tasks(
         self,
@@ -765,12 +768,12 @@ class TaskLocks:
                     f"{namespace!r}"
                 )
         action_id, name = uuid4(), by or operator_here()
-        limit = min(LONGEST_TABLE_WAIT, self._client.settings.claim_timeout / 5)
+        limit = min(LONGEST_TABLE_WAIT, self._user.settings.claim_timeout / 5)
         is_written = False
         for attempt in range(TABLE_ATTEMPTS):
             if attempt:
                 _wait_for_table(attempt)
-            made = client_or_stand_in(self._client).act(
+            made = self._database.act(
                 lambda cursor, in_doubt: self._operations.pause_all(
                     cursor,
                     namespace,
@@ -968,7 +971,7 @@ class TaskLocks:
         :raises TaskLockStateError: the task runs, or a live replica has it
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
-        return client_or_stand_in(self._client).act(
+        return self._database.act(
             lambda cursor, in_doubt: self._operations.forget(cursor, name, is_in_doubt=in_doubt),
             "the task was forgotten",
         )
@@ -987,7 +990,7 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects the statement
         """
         _check_patterns("forget_replicas", [pattern])
-        return client_or_stand_in(self._client).act(
+        return self._database.act(
             lambda cursor, in_doubt: self._operations.forget_replicas(
                 cursor, pattern, is_in_doubt=in_doubt
             ),
@@ -1095,20 +1098,25 @@ class TaskLocks:
 
     def _job_changes(self, by: str | None) -> JobChanges:
         check_lengths("a change of a job", by=by)
-        return JobChanges(client_or_stand_in(self._client), by or operator_here())
+        return JobChanges(self._database, by or operator_here())
+
+    @property
+    def _database(self) -> Database:
+        """The database, or in a test that of a stand-in."""
+        return user_or_stand_in(self._user).database
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
-        client = client_or_stand_in(self._client)
-        return client.ask(lambda cursor: operation(self._operations, cursor), goes_first=True)
+        return self._database.ask(
+            lambda cursor: operation(self._operations, cursor), goes_first=True
+        )
 
     def _act(self, whether: str, action: Callable[[Any], Result]) -> Result:
         """Carry out an action, which has an id of its own, so that it can be sent again.
 
         :param whether: what may have been done, in words
         """
-        client = client_or_stand_in(self._client)
         # Its own entries tell whether it was done before.
-        return client.act(lambda cursor, in_doubt: action(cursor), whether)
+        return self._database.act(lambda cursor, in_doubt: action(cursor), whether)
 
     def close(self) -> None:
         """Stop claiming, send the pending releases, and close the connection.
@@ -1118,7 +1126,7 @@ class TaskLocks:
         that thread before it ends. A lock that is still held after this call can be released, on a
         new connection that is closed after the release.
         """
-        self._client.close()
+        self._user.close()
 
 
 class Hold:
@@ -1126,23 +1134,23 @@ class Hold:
 
     As a decorator it holds the lock once for each call. ``TaskLocks.hold`` makes it.
 
-    :param client: returns the client, which a forked child replaces
+    :param user: returns the user, which a forked child replaces
     :param request: returns a new request for each claim
     :param wait: limits how long it is claimed again while the task runs elsewhere, in seconds
     """
 
     def __init__(
         self,
-        client: Callable[[], LockClient],
+        user: Callable[[], ReplicaUser],
         name: str,
         request: Callable[[], ClaimRequest],
         wait: float = 0.0,
     ) -> None:
-        self._get_client = client
+        self._get_user = user
         self._name = name
         self._request = request
         self._wait = wait
-        self._stands_in: LockClient | None = None
+        self._stands_in: ReplicaUser | None = None
         self._entered = False
         self._held: HeldLock | None = None
         self._context = ExitStack()
@@ -1176,12 +1184,12 @@ class Hold:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
-        release = self._client.begin_release(held, self._outcome_after(held, exception))
+        release = self._user.locks.begin_release(held, self._outcome_after(held, exception))
         if isinstance(exception, GeneratorExit):
             return  # a coroutine that is being closed cannot wait
         try:
             # The release is sent also if this coroutine is cancelled.
-            released = await self._client.released_async(held, release)
+            released = await release.result()
         except TaskLockError as error:
             self._log_failure(held, error)
         else:
@@ -1232,7 +1240,7 @@ class Hold:
         return held  # type: ignore[return-value]  # it has the same signature
 
     def _new(self) -> Hold:
-        return Hold(self._get_client, self._name, self._request, self._wait)
+        return Hold(self._get_user, self._name, self._request, self._wait)
 
     def _entering(self) -> ExitStack:
         """Return a context in which the hold is entered.
@@ -1242,11 +1250,11 @@ class Hold:
         if self._entered:
             raise TaskLockError(f"this hold of task {self._name!r} is entered already")
         self._entered = True
-        own = self._get_client()
-        # A test may have set a stand-in for the database. Keep the stand-in's client until the
+        own = self._get_user()
+        # A test may have set a stand-in for the database. Keep the stand-in's user until the
         # release, even if the test removes the stand-in before, because only the stand-in can
         # release a lock that it has granted.
-        now = client_or_stand_in(own)
+        now = user_or_stand_in(own)
         self._stands_in = None if now is own else now
         entering = ExitStack()
         entering.push(self._not_entered)
@@ -1256,28 +1264,28 @@ class Hold:
         self._entered = exception is None
 
     @property
-    def _client(self) -> LockClient:
-        return self._stands_in or self._get_client()
+    def _user(self) -> ReplicaUser:
+        return self._stands_in or self._get_user()
 
     def _claim(self) -> HeldLock:
         """Claim the lock, and return it. Claim again as :meth:`_pause_after` says."""
-        client, since = self._client, time.monotonic()
-        claimed = client.claim(self._request())
-        while (pause := self._pause_after(claimed, since)) > 0 and not client.wait(pause):
-            claimed = client.claim(self._request())
+        user, since = self._user, time.monotonic()
+        claimed = user.locks.claim(self._request())
+        while (pause := self._pause_after(claimed, since)) > 0 and not user.wait(pause):
+            claimed = user.locks.claim(self._request())
         return self._granted(claimed)
 
     async def _claim_async(self) -> HeldLock:
         """Do the same as :meth:`_claim` in a coroutine."""
-        client, since = self._client, time.monotonic()
-        claimed = await client.begin_claim(self._request()).result()
+        user, since = self._user, time.monotonic()
+        claimed = await user.locks.begin_claim(self._request()).result()
         while (pause := self._pause_after(claimed, since)) > 0:
             ask_at = time.monotonic() + pause
-            while not client.closed and (left := ask_at - time.monotonic()) > 0:
+            while not user.closed and (left := ask_at - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, PAUSE))
-            if client.closed:
+            if user.closed:
                 break
-            claimed = await client.begin_claim(self._request()).result()
+            claimed = await user.locks.begin_claim(self._request()).result()
         return self._granted(claimed)
 
     def _pause_after(self, claimed: HeldLock | Refusal | None, since: float) -> float:
@@ -1293,7 +1301,7 @@ class Hold:
         """
         if not isinstance(claimed, Refusal):
             return 0
-        settings, took = self._client.settings, time.monotonic() - since
+        settings, took = self._user.settings, time.monotonic() - since
         looks_over = claimed.reason == "window" and claimed.locked_for <= 0
         if claimed.waits or (looks_over and took < settings.claim_timeout):
             return PAUSE
@@ -1323,7 +1331,7 @@ class Hold:
         return held
 
     def _outcome_after(self, held: HeldLock, exception: BaseException | None) -> RunOutcome:
-        settings = self._client.settings
+        settings = self._user.settings
         return RunOutcome.of(
             exception,
             redact=settings.redact,
@@ -1336,7 +1344,7 @@ class Hold:
             return
         is_unknown = held.has_lost_callback
         try:
-            released = self._client.release(held, end)
+            released = self._user.locks.release(held, end)
         except TaskLockError as error:
             self._log_failure(held, error)
         else:

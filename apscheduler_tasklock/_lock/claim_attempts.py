@@ -152,7 +152,7 @@ class Attempt(Generic[Wanted]):
     One attempt may live through several requests to the database, because a queue asks again.
 
     :ivar kind: claims of one kind can be sent in one statement
-    :ivar sender: what all claims of a client share; one statement has claims of one client only
+    :ivar sender: what all claims of a user share; one statement has claims of one user only
     :ivar request: the request; it gets another claim id if a grant could not be used
     :ivar in_doubt: whether the database may have granted the claim although no answer came
     :ivar wanted_at: since when the claim has been wanted, on the monotonic clock; ``None``: the

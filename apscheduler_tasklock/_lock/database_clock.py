@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
@@ -80,6 +81,14 @@ class DatabaseClock:
         # Compare with the bound that was sent, because another thread's answer may have corrected
         # the bound of this clock meanwhile.
         return bound is None or database_time <= bound + _at_most(answered - sent)
+
+    def note(self, sent: float, database_time: datetime) -> None:
+        """Note the database's time from an answer that has come now, and needs no bound.
+
+        :param sent: when the statement was sent, from :func:`time.monotonic`
+        """
+        answered = time.monotonic()
+        self.learn(sent=sent, answered=answered, database_time=database_time, bound=None)
 
     def _step(self, sent: float, answered: float, database_time: datetime) -> float:
         """Return the seconds by which the clock has stepped since the last answer; 0: no step."""

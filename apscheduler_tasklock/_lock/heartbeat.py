@@ -120,9 +120,9 @@ class Heartbeat:
             self._rejections.end(RENEWALS)  # because no claim is left to renew
 
     def close(self, own: Container[UUID]) -> None:
-        """Remove a client's claims without a lease, because nobody would report that they overran.
+        """Remove a user's claims without a lease, because nobody would report that they overran.
 
-        :param own: the ids of the claims of the client that closes
+        :param own: the ids of the claims of the user that closes
         """
         for lease in list(self._leases.values()):
             if lease.held.lease is None and lease.held.claim_id in own:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.database import Database
 from apscheduler_tasklock._lock.job_rows import (
     LOCKED_JOB,
     MOST_CHANGES,
@@ -44,12 +44,12 @@ class JobChanges:
 
     Each change leaves an entry in the run history of the job's task, if the task has a row.
 
-    :param client: sends the statements
+    :param database: sends the statements
     :param by: the operator's name
     """
 
-    def __init__(self, client: LockClient, by: str) -> None:
-        self._client = client
+    def __init__(self, database: Database, by: str) -> None:
+        self._database = database
         self._by = by
 
     def pause(self, job_id: str) -> JobMoved:
@@ -67,7 +67,7 @@ class JobChanges:
         """
 
         def resumed(row: JobRow) -> datetime:
-            return row.next_run_time or first_run_time(row, self._ask(self._client.jobs.now))
+            return row.next_run_time or first_run_time(row, self._ask(self._database.jobs.now))
 
         return self._move(job_id, "job-resumed", resumed)
 
@@ -77,7 +77,7 @@ class JobChanges:
 
     def make_due(self, job_id: str) -> JobMoved:
         """Set a job's next run time to the database's time."""
-        return self._move(job_id, "run", lambda _row: self._ask(self._client.jobs.now))
+        return self._move(job_id, "run", lambda _row: self._ask(self._database.jobs.now))
 
     def remove(self, job_id: str) -> bool:
         """Remove a job.
@@ -90,11 +90,11 @@ class JobChanges:
 
         def remove(cursor: Any, *, in_doubt: bool) -> bool | None:
             task_name = None if row is None else row.task_name
-            if self._client.jobs.remove(cursor, job_id, action, task_name):
+            if self._database.jobs.remove(cursor, job_id, action, task_name):
                 return True
             if not in_doubt:
                 return None
-            cursor.execute(probe(self._client.table))
+            cursor.execute(probe(self._database.table))
             return False
 
         is_done = None if row is None and "\0" in job_id else self._act(remove, action)
@@ -131,7 +131,7 @@ class JobChanges:
             action = JobAction(outcome, self._by, action_id, reason)
             change = partial(
                 _changed,
-                self._client.jobs,
+                self._database.jobs,
                 job_id=job_id,
                 version=row.version,
                 change=JobChange({}, wanted, task_name=None, defines=False),
@@ -146,7 +146,7 @@ class JobChanges:
     def _read(self, job_id: str, *, ended: bool = False) -> JobRow | None:
         if "\0" in job_id:  # because PostgreSQL's texts have no NUL
             return None
-        return self._ask(partial(self._client.jobs.read, job_id=job_id, ended=ended))
+        return self._ask(partial(self._database.jobs.read, job_id=job_id, ended=ended))
 
     def _why_not(self, job_id: str) -> TaskLockNotFoundError | TaskLockStateError:
         """Return the error that says why there is no job to change."""
@@ -159,11 +159,11 @@ class JobChanges:
 
     def _act(self, statement: Callable[..., Answer], action: JobAction) -> Answer:
         with _naming_the_table():
-            return self._client.act(statement, _WHETHER[action.outcome])
+            return self._database.act(statement, _WHETHER[action.outcome])
 
     def _ask(self, statement: Callable[[Any], Answer]) -> Answer:
         with _naming_the_table():
-            return self._client.ask(statement)
+            return self._database.ask(statement)
 
 
 def _changed(jobs: JobRows, cursor: Any, *, in_doubt: bool, **wanted: Any) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from typing import Any, TypeAlias
 
 from apscheduler_tasklock._database.awaited_request import AwaitedRequest
-from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome
 from apscheduler_tasklock._database.sqlstates import is_rolled_back, row_locked_error
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol_messages import (
     EndLease,
     LockProtocol,
@@ -19,9 +19,10 @@ from apscheduler_tasklock._lock.protocol_messages import (
     ReleaseRequest,
     Releases,
 )
-from apscheduler_tasklock._shutdown import Closing
+from apscheduler_tasklock._lock.replica import Replica
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
+from apscheduler_tasklock.lock import HeldLock
 
 logger = logger_of(__name__)
 
@@ -31,37 +32,49 @@ CLOSING_INTERVAL = 0.2
 _NOTHING_FOUND: Outcome[ReleaseAnswer | None] = Outcome(None)
 
 
-def _nothing() -> None:
-    pass
+@dataclass(frozen=True)
+class Released:
+    """A released claim.
+
+    :ivar locked_until: the database time until which the claim's window is taken; ``None`` if the
+        answer with that time was lost
+    :ivar retry_at: the database time at which the failed run is run again; ``None``: it is not
+    :ivar took: seconds from the run's grant to its end
+    """
+
+    locked_until: datetime | None = None
+    retry_at: datetime | None = None
+    took: float = 0.0
 
 
-ArrivedLate: TypeAlias = "Callable[[Release, ReleaseAnswer | None], object]"
+ArrivedLate: TypeAlias = Callable[[Released | None], object]
 
 
-class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
+class Release(AwaitedRequest[ReleaseAnswer | None, Released | None]):
     """A release of a claim, which is sent before the next claim of its task.
 
-    The answer is ``None`` if the claim no longer stood.
+    The answer is ``None`` if the claim no longer stood, and the result if another claim stands in
+    the row.
 
     The end of the maximum lock does not end the release of a run. Otherwise a run that ended well
     in an outage would count as dead for ever, and would be run again if the server's clock has gone
     back meanwhile. A locked row is no answer, because a session that waits for a synchronous
     standby may have the row locked for a whole outage.
 
+    :param replica: says when a close abandons the release, and renews the lock until the release
+        is on its way
     :param message: the claim, and its run's outcome; or the end of a dead run's lease, which always
         has a statement of its own
-    :param closing: says when a close abandons the release
     :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
         database rejects after that time is not sent again.
-    :param rejections: noted there: a release that failed because a table or a right is missing
-    :param on_taken: called when the replica's thread has taken the release
+    :param held: the lock; ``None`` for a claim that was not granted, as far as is known
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
         has found no claim. The claim may have been delayed on its way, and granted after the
         release.
     :ivar in_doubt: whether the claim may have been released although no answer came
+    :param arrived_late: called with the result if the release has arrived after the future had got
+        an error; ``None``: nobody wants to know
     :ivar took: seconds from the run's grant to its end
-    :ivar arrived_late: called with this release and the answer if the release has arrived after the
-        future had got an error; ``None``: nobody wants to know
     """
 
     is_release = True
@@ -69,20 +82,20 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
 
     def __init__(
         self,
+        replica: Replica,
         protocol: LockProtocol,
         message: ReleaseRequest | EndLease,
-        closing: Closing,
         run_until: float,
-        timings: Timings,
-        rejections: Rejections,
-        on_taken: Callable[[], object] = _nothing,
         *,
+        held: HeldLock | None = None,
         stays_until: float = -inf,
         answer_within: float = inf,
+        arrived_late: ArrivedLate | None = None,
     ) -> None:
+        self._timings = replica.settings.timings
         super().__init__(
-            closing,
-            patience=timings.release_timeout,
+            replica.releasing,
+            patience=self._timings.release_timeout,
             came=time.monotonic(),
             tried_until=inf,
             answer_within=answer_within,
@@ -91,13 +104,12 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         self.task_name = message.task_name
         self.sender = self._protocol = protocol
         self.message = message
+        self._replica = replica
+        self._held = held
         self._run_until = run_until
-        self._timings = timings
-        self._rejections = rejections
-        self._on_taken = on_taken
         self._stays_until = stays_until
+        self._arrived_late = arrived_late
         self.took = 0.0
-        self.arrived_late: ArrivedLate | None = None
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether the claim may have been released although the statement failed."""
@@ -121,8 +133,9 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         ]
 
     def taken(self) -> None:
-        """Call ``on_taken``, which stops the renewals of a held claim."""
-        self._on_taken()
+        """Stop the renewals of a held lock."""
+        if self._held is not None:
+            self._replica.heartbeat.remove(self._held)
 
     def stays(self, outcome: Outcome[ReleaseAnswer | None], now: float) -> bool:
         """Return whether to send this release again, because the claim may be granted after it.
@@ -155,10 +168,21 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         is_last = self.closing.stopped or self.sent_at >= self._run_until
         return () if is_last else (self._timings.rejected_interval,)
 
-    def _dispose(self, result: ReleaseAnswer | None) -> None:
+    def conclude(self, outcome: Outcome[ReleaseAnswer | None]) -> Released | None:
+        """Make the result of the release."""
+        answer = outcome.result()
+        held = self._held
+        if answer is None and self.in_doubt and held is not None and held.lease_left > 0:
+            # An earlier try has released the claim, and another claim was granted since then.
+            return Released(took=self.took)
+        if answer is None or (answer.is_late and not self.in_doubt):
+            return None
+        return Released(answer.locked_until, answer.retry_at, self.took)
+
+    def _dispose(self, result: Released | None) -> None:
         is_late = self.future.cancelled() or self.future.exception() is not None
-        if self.arrived_late is not None and is_late:
-            self.arrived_late(self, result)
+        if self._arrived_late is not None and is_late:
+            self._arrived_late(result)
 
     def finish(self, outcome: Outcome[ReleaseAnswer | None]) -> None:
         """Report the outcome, and log a release that has not arrived."""
@@ -169,6 +193,6 @@ class Release(AwaitedRequest[ReleaseAnswer | None, "ReleaseAnswer | None"]):
                 self.task_name,
             )
             if isinstance(outcome.error, TaskLockSchemaError):
-                self._rejections.suspected = True
+                self._replica.rejections.suspected = True
         super().finish(outcome)
-        self.arrived_late = None  # so that a run and its release do not refer to each other
+        self._arrived_late = None  # so that a run and its release do not refer to each other

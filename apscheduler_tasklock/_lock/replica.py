@@ -23,6 +23,7 @@ from apscheduler_tasklock._database.session import NoSession, Session, opener
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._lock.command_lines import command_line
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockStatements
@@ -39,7 +40,9 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
 @dataclass(frozen=True)
 class LockSettings:
-    """The settings of a client: the checked parameters of ``TaskLockExecutor``, times in seconds.
+    """The settings of a user of a replica: checked parameters of ``TaskLockExecutor``.
+
+    Times are in seconds.
 
     :ivar database: a URL, which may have a password, or an application's engine
     :ivar stand_in: stands in for the database in an application's tests
@@ -76,7 +79,7 @@ class Replica:
     :raises TaskLockOptionError: the task lock cannot use the database
     :ivar closing: says whether all users have stopped claiming
     :ivar releasing: says when a close abandons the releases that begin now
-    :ivar database: the replica's thread
+    :ivar thread: the replica's thread
     :ivar clock: the bound of the database's time
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of this replica that the database rejects now
@@ -99,7 +102,7 @@ class Replica:
         self._protocol = self.protocol(settings)
         session = self._make_session()
         self.heartbeat = Heartbeat(self.renew, session.attempt, settings.timings, self.rejections)
-        self.database = ReplicaThread(
+        self.thread = ReplicaThread(
             session,
             self.outage,
             self.explain,
@@ -140,6 +143,11 @@ class Replica:
             keep_one_offs=settings.keep_one_offs,
         )
 
+    def command_line(self, command: str, *options: str, task: str) -> str:
+        """Return the command line of an operator's command for a task."""
+        schema, table = self.table.schema, self.table.name
+        return command_line(command, *options, task=task, schema=schema, table=table)
+
     def explain(self, error: Any) -> TaskLockError:
         """Return the error to raise for a statement that PostgreSQL rejects."""
         return explain_rejection(error, self.table, self._url.username, self.where)
@@ -160,8 +168,8 @@ class Replica:
         """
         self.releasing.stop(until)
         try:
-            self.database.hurry_releases()
-            self.database.close(until)
+            self.thread.hurry_releases()
+            self.thread.close(until)
         finally:
             # Releases that begin after this have no end. Earlier releases keep theirs, so that the
             # thread still drops those that it has not dropped yet.
@@ -178,9 +186,9 @@ class Replica:
             self.closing.stop()
 
     def is_shared_by(self, settings: LockSettings) -> bool:
-        """Return whether a client with these settings can be a user of this replica.
+        """Return whether a user with these settings can share this replica.
 
-        :raises TaskLockOptionError: the client uses the same database, but connects in another way
+        :raises TaskLockOptionError: the user has the same database, but connects in another way
         """
         own = self.settings
         if own.stand_in is not None or settings.stand_in is not None:
@@ -248,9 +256,9 @@ _of_schedulers: WeakKeyDictionary[Any, list[Replica]] = WeakKeyDictionary()
 
 
 def shared_replica(scheduler: Any, settings: LockSettings, own: Replica | None) -> Replica:
-    """Return the replica of a scheduler that a client with these settings uses from now on.
+    """Return the replica of a scheduler that a user with these settings has from now on.
 
-    :param own: the client's current replica; ``None`` if that cannot be used any more
+    :param own: the user's current replica; ``None`` if that cannot be used any more
     :raises TaskLockOptionError: another user connects to the same database in another way
     """
     replicas = [each for each in _of_schedulers.get(scheduler, ()) if not each.is_over]

@@ -1,6 +1,6 @@
 """Stand-ins for the database in the tests of an application.
 
-A stand-in decides on claims in memory. While a stand-in is set, each ``LockClient`` sends its
+A stand-in decides on claims in memory. While a stand-in is set, each ``ReplicaUser`` sends its
 requests to the stand-in. Nothing connects to a database, and no tables are checked.
 """
 
@@ -26,40 +26,40 @@ Made = TypeVar("Made")
 
 
 class ActiveStandIn:
-    """A stand-in that is set in this process, and its clients.
+    """A stand-in that is set in this process, and its users.
 
     :ivar stand_in: the stand-in
     """
 
     def __init__(self, stand_in: StandIn) -> None:
         self.stand_in = stand_in
-        self._clients: dict[Hashable, Any] = {}
+        self._users: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
         replace_in_each_child(self)
 
-    def client(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return the stand-in's client that is used in place of one client of the database.
+    def user(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return the stand-in's user that is used in place of one user of the database.
 
-        :param key: identifies the client of the database
-        :param make: makes the stand-in's client, when its key is first asked for
+        :param key: identifies the user of the database
+        :param make: makes the stand-in's user, when its key is first asked for
         """
         with self._lock:
-            if key not in self._clients:
-                self._clients[key] = make()
-            made: Made = self._clients[key]
+            if key not in self._users:
+                self._users[key] = make()
+            made: Made = self._users[key]
             return made
 
     def _replace_in_child(self) -> None:
-        """Replace the clients. Called in a forked child."""
+        """Replace the users. Called in a forked child."""
         self._lock = threading.Lock()
-        self._clients = {key: client.for_child() for key, client in self._clients.items()}
+        self._users = {key: user.for_child() for key, user in self._users.items()}
 
     def close(self) -> None:
-        """Close the clients."""
+        """Close the users."""
         with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close(blocking=True)
+            users, self._users = list(self._users.values()), {}
+        for user in users:
+            user.close(blocking=True)
 
 
 _active: list[ActiveStandIn] = []

@@ -171,9 +171,9 @@ class SchedulerAdapter:
         stores = list(self.jobstores.items())
         return {alias: each.shared_jobs for alias, each in stores if self.is_shared(alias)}
 
-    def has_store_beside(self, locks: Any) -> bool:
-        """Return whether a shared job store uses the database and table of these task locks."""
-        return any(store.is_beside(locks) for store in self._shared_stores().values())
+    def has_store_beside(self, user: Any) -> bool:
+        """Return whether a shared job store uses the database and table of a replica's user."""
+        return any(store.is_beside(user) for store in self._shared_stores().values())
 
     def rejected_by_stores(self) -> list[str]:
         """Return which requests of the shared job stores the database rejects. Does not wait."""

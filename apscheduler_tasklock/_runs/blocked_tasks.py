@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.statements.misses import TOGETHER
 from apscheduler_tasklock._runs.missed_runs import inside_window
@@ -62,12 +62,12 @@ class BlockedTaskWarnings:
 
     :param submission: the submission of the claim
     :param run_time: the run time that was refused
-    :param locks: the client that has sent the claim
+    :param locks: has sent the claim
     :param logged: the warnings that this replica has logged
     """
 
     def __init__(
-        self, submission: Submission, run_time: datetime, locks: LockClient, logged: BlockedTasks
+        self, submission: Submission, run_time: datetime, locks: HeldLocks, logged: BlockedTasks
     ) -> None:
         self.run_time = run_time
         self._submission = submission
@@ -98,8 +98,8 @@ class BlockedTaskWarnings:
                 "has not released" if refusal.waits else "still runs",
                 refusal.token,
                 refusal.locked_until,
-                self._locks.command_line("why", task=task_name),
-                self._locks.command_line(
+                self._locks.replica.command_line("why", task=task_name),
+                self._locks.replica.command_line(
                     "free",
                     "--token",
                     str(refusal.token),
@@ -203,7 +203,7 @@ class BlockedTaskWarnings:
 
     def _is_own(self, refusal: Refusal) -> bool:
         """Return whether this replica has claimed the run because of which a claim was refused."""
-        return self._locks.replica_id == refusal.holder
+        return self._locks.settings.replica_id == refusal.holder
 
     @property
     def _remedy(self) -> str:
@@ -211,7 +211,7 @@ class BlockedTaskWarnings:
         submission = self._submission
         assert submission.options is not None
         if not submission.one_off:
-            run = self._locks.command_line("run", task=submission.task_name)
+            run = self._locks.replica.command_line("run", task=submission.task_name)
             return (
                 "Give a job that was modified or rescheduled a shorter minimum lock. To run the "
                 f"job now in spite of that window: {run}"

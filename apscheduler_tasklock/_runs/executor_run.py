@@ -20,14 +20,13 @@ from weakref import ref
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.sqlstates import NoThreadError, NotSentError, RowLockedError
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt, AnyRequest
-from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     Refusal,
-    ReleaseAnswer,
 )
-from apscheduler_tasklock._lock.releases import Release
+from apscheduler_tasklock._lock.releases import Release, Released
 from apscheduler_tasklock._lock.tracebacks import Section
 from apscheduler_tasklock._runs.claim_request import request_of
 from apscheduler_tasklock._runs.driven_queue import DrivenQueue
@@ -99,7 +98,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
         submission: Submission,
         run_time: datetime,
         claim_id: UUID,
-        locks: LockClient,
+        locks: HeldLocks,
         notifier: Notifier,
         queue: DrivenQueue,
         *,
@@ -413,7 +412,7 @@ class ExecutorRun(ReportedRun, QueuedRun):
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
         """Return whether the claim was not sent in time although there is no outage."""
-        return isinstance(error, NotSentError) and self.locks.outage.reason is None
+        return isinstance(error, NotSentError) and self.locks.replica.outage.reason is None
 
     def _refused(self, refusal: Refusal) -> None:
         if self.submission.request_id is not None:
@@ -585,11 +584,9 @@ class ExecutorRun(ReportedRun, QueuedRun):
         self.release = self.locks.begin_release(self.held, outcome, self._report_late)
         return self.release
 
-    def _report_late(self, release: Release, answer: ReleaseAnswer | None) -> None:
+    def _report_late(self, released: Released | None) -> None:
         """Report a release that has arrived after it was reported as failed."""
-        assert self.held is not None
         assert self._outcome is not None
-        released = self.locks.made_of(self.held, release, answer)
         if released is not None:
             call_application(partial(self.report_released, released, self._outcome))
 
@@ -615,9 +612,8 @@ class ExecutorRun(ReportedRun, QueuedRun):
 
         :param seconds: limits the wait; ``None``: the release has arrived or failed
         """
-        assert self.held is not None
         try:
-            released = self.locks.released(self.held, release, seconds)
+            released = self.locks.wait_for_release(release, seconds)
         except TaskLockError as error:
             self._report_not_released(error)
         else:

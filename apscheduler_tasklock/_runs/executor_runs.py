@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.plain_future import PlainFuture
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._lock.claim_attempts import AnyAttempt
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._lock.outcomes import ClaimOutcome
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Refusal
 from apscheduler_tasklock._lock.releases import Release
@@ -221,7 +221,7 @@ class ExecutorRuns:
 
     # ---- in the thread in which the scheduler submits jobs ---------------------------------------
 
-    def submit(self, submission: Submission, locks: LockClient, notifier: Notifier) -> None:
+    def submit(self, submission: Submission, locks: HeldLocks, notifier: Notifier) -> None:
         """Put the runs of a submission at the end of the queue.
 
         If the wrapped executor runs jobs inside ``submit_job``, the runs are over on return.
@@ -379,7 +379,7 @@ class ExecutorRuns:
         if refusal is not None and (refusal.unfinished or run.submission.may_be_retried):
             # The last run may be dead. Or it is a run of this replica, which may have ended while
             # the claim was on its way.
-            may_be_over = refusal.waits or refusal.holder == run.locks.replica_id
+            may_be_over = refusal.waits or refusal.holder == run.locks.settings.replica_id
             self._note_unfinished(run, refusal.unfinished and may_be_over)
         return outcome
 
@@ -607,7 +607,7 @@ class ExecutorRuns:
 
     def _move_on(self, run: ExecutorRun, due: DueRun) -> None:
         """Move a stored job on to its next run time, and then report the run as missed."""
-        asked = run.locks.begin_move_on(due.move)
+        asked = run.locks.database.begin(partial(run.locks.database.jobs.move_on, moves=[due.move]))
         asked.future.add_done_callback(lambda future: run.queue.call(self._take_moved, run, future))
 
     def _take_moved(self, run: ExecutorRun, future: PlainFuture[set[str]]) -> None:
@@ -979,6 +979,6 @@ def _claim_of(run: ExecutorRun) -> AnyAttempt | ClaimOutcome | Exception:
             return failure
         run.claim = run.claim or run.locks.attempt(run.request())
         run.claim.report_closed = partial(report_closed, run.submission, run.notifier)
-    except Exception as error:  # noqa: BLE001  # such as that the client is closed
+    except Exception as error:  # noqa: BLE001  # such as that claiming is stopped
         return error
     return run.claim

@@ -18,9 +18,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, Lead, Refusal, TaskRow
+from apscheduler_tasklock._lock.protocol_messages import (
+    ClaimRequest,
+    Lead,
+    Refusal,
+    Resign,
+    TaskRow,
+)
 from apscheduler_tasklock._lock.statements import LEADER
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.run import QueuedRun
 from apscheduler_tasklock._values import logger_of
@@ -42,7 +48,7 @@ _leader_ids: WeakKeyDictionary[Any, dict[tuple[str, ...], tuple[int, str]]] = We
 class Leadership:
     """A replica's part in the leadership of its namespace. Each look takes or renews it.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param namespace: the namespace whose replicas share a leader
     :param lease: seconds after which another replica may lead, if the leader does not renew
     :param interval: returns the seconds between two looks
@@ -58,7 +64,7 @@ class Leadership:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         namespace: str,
         lease: float,
         interval: Callable[[], float],
@@ -66,11 +72,11 @@ class Leadership:
         has_own_jobs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._clock = clock or _monotonic
-        self._locks = locks
+        self._user = user
         self._lease = lease
         self._interval = interval
         self._has_own_jobs = has_own_jobs
-        self._head_start = locks.settings.timings.head_start
+        self._head_start = user.settings.timings.head_start
         self._closed = False
         self._until = -inf  # when the lease ends, on the monotonic clock
         self._first_look_at = inf  # on the monotonic clock
@@ -78,7 +84,7 @@ class Leadership:
         self._rejected_since = inf
         self._may_lead = False  # whether the row may name this replica, as far as is known
         self.row = LEADER + namespace
-        self.leader_id = locks.replica_id
+        self.leader_id = user.replica_id
         self.leads = False
 
     def share(self, scheduler: Any) -> None:
@@ -88,7 +94,7 @@ class Leadership:
         the executor starts.
         """
         ids = _leader_ids.setdefault(scheduler, {})
-        row = self._locks.where, self._locks.table.fullname, self.row
+        row = self._user.where, self._user.table.fullname, self.row
         process, leader_id = ids.get(row, (None, ""))
         if process == os.getpid():
             self.leader_id = leader_id
@@ -111,7 +117,7 @@ class Leadership:
         """
         if self._clock() >= self._rejected_since + self._lease:
             return False
-        return not (self.is_leader or self._closed) and self._locks.outage.reason is None
+        return not (self.is_leader or self._closed) and self._user.outage.reason is None
 
     def note_rejected(self) -> None:
         """Note that the database has rejected a look at the rows."""
@@ -149,16 +155,20 @@ class Leadership:
                 return
         if not self._has_own_jobs():
             if self.leads:
-                self._locks.begin_resign(self.row, self.leader_id)
+                self._resign()
             self._note(leads=False)
             return
         lease = min(max(self._lease, LEAST_LOOKS * self._interval()), LONGEST_LEADER_LEASE)
         sent = self._clock()
         self._may_lead = True
-        lead = self._locks.carrying_out(Lead(self.row, self.leader_id, lease))
+        lead = self._user.database.carrying_out(Lead(self.row, self.leader_id, lease))
         leads = yield self._unless_closed(lead)
         self._until, self._may_lead = sent + lease, bool(leads)
         self._note(leads=bool(leads))
+
+    def _resign(self) -> None:
+        """Give the leadership up, if this replica leads. Does not wait."""
+        self._user.database.begin_at_stop(Resign(self.row, self.leader_id))
 
     def _unless_closed(self, statement: Callable[[Any], object]) -> Callable[[Any], bool]:
         return lambda cursor: not self._closed and bool(statement(cursor))
@@ -177,8 +187,8 @@ class Leadership:
         """Give the leadership up, so that another replica can lead. Does not wait."""
         if not self._closed:
             self._closed = True
-            if self._may_lead and self._locks.outage.reason is None:
-                self._locks.begin_resign(self.row, self.leader_id)
+            if self._may_lead and self._user.outage.reason is None:
+                self._resign()
             self.leads = False
 
 

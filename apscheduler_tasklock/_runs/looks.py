@@ -16,7 +16,7 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._application import call_application, relieve_application
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._values import logger_of
 
@@ -38,7 +38,7 @@ class Looks:
 
     The replica's thread calls :meth:`begin`. Any thread may call the other methods.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param known: the tasks of this replica
     :param look: makes one look
     :param scheduler_state: returns the scheduler's state
@@ -50,18 +50,18 @@ class Looks:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         known: KnownTasks,
         look: Callable[[], Statements[None]],
         scheduler_state: Callable[[], int],
         interval: float,
     ) -> None:
-        self._locks = locks
+        self._user = user
         self._known = known
         self._look = look
         self._scheduler_state = scheduler_state
         self._interval = interval
-        self._longest_turn = locks.settings.timings.longest_turn
+        self._longest_turn = user.settings.timings.longest_turn
         self._due_at = inf  # on the monotonic clock
         self._is_looking = False
         self._is_woken = False
@@ -73,7 +73,7 @@ class Looks:
     @property
     def interval(self) -> float:
         """Seconds between two looks, before jitter."""
-        of_fleet = INTERVAL_OF_EACH * self._locks.outage.live_replicas
+        of_fleet = INTERVAL_OF_EACH * self._user.outage.live_replicas
         return max(of_fleet, min(self._interval, self._known.shortest_lease / LOOKS_PER_LEASE))
 
     @property
@@ -94,7 +94,7 @@ class Looks:
     def start(self) -> None:
         """Begin the first look as soon as the scheduler runs. Called while the scheduler starts."""
         self._due_at = time.monotonic() + STARTING_INTERVAL
-        self._locks.thread.add_recurring(self)
+        self._user.thread.add_recurring(self)
 
     def close(self) -> None:
         """Begin no look any more."""
@@ -103,7 +103,7 @@ class Looks:
     def wake(self) -> None:
         """Begin a look now. If a look is under way, begin the next one right after it."""
         if self._due_at < inf or self._is_looking:
-            self._locks.thread.call(self._note_wake)
+            self._user.thread.call(self._note_wake)
 
     def _note_wake(self) -> None:
         self._is_woken = True
@@ -122,10 +122,10 @@ class Looks:
             self.number += 1
             self._is_looking, self._is_woken, self._due_at = True, False, inf
             number = self.number
-            self._locks.begin_all(
+            self._user.database.begin_all(
                 self._look(),
                 partial(self._call, number),
-                lambda: self._locks.thread.call(partial(self._end, number)),
+                lambda: self._user.thread.call(partial(self._end, number)),
             )
 
     def _call(self, number: int, function: Callable[[], object]) -> None:
@@ -140,7 +140,7 @@ class Looks:
             if number == self.number and not self._closed:
                 function()
         finally:
-            self._locks.thread.call(partial(self._note_called, number, call))
+            self._user.thread.call(partial(self._note_called, number, call))
 
     def _note_called(self, number: int, call: int) -> None:
         # The next call may have begun already, because the database may have answered the statement

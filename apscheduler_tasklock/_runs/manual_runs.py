@@ -17,8 +17,8 @@ from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock._database.sequences import Statement, Statements
-from apscheduler_tasklock._lock.client import LockClient, client_or_stand_in
 from apscheduler_tasklock._lock.operations import Operations, check_lengths, operator_here
+from apscheduler_tasklock._lock.user import ReplicaUser, user_or_stand_in
 from apscheduler_tasklock._runs.adapter import SchedulerAdapter, is_in_listener
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.job_functions import function_reference
@@ -59,7 +59,7 @@ class _ManualRun:
 class ManualRuns:
     """Asks for manual runs of this replica's jobs, and begins them here. Any thread may call it.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param scheduler: the scheduler of the jobs
     :param jobs: the jobs of the executor
     :param known: the tasks of this replica
@@ -69,14 +69,14 @@ class ManualRuns:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         scheduler: SchedulerAdapter,
         jobs: ExecutorJobs,
         known: KnownTasks,
         watch: Watch,
         know: Callable[[Any, str, ResolvedTask], None],
     ) -> None:
-        self._locks = locks
+        self._user = user
         self._scheduler = scheduler
         self._jobs = jobs
         self._known = known
@@ -87,7 +87,9 @@ class ManualRuns:
         """Ask for a manual run, and wait for the answer; see ``TaskLockExecutor.run_now``."""
         if not _has_loop():
             asked = self._asked(job_id, jobstore, by)
-            return client_or_stand_in(self._locks).ask_all(self._statements(asked), goes_first=True)
+            return user_or_stand_in(self._user).database.ask_all(
+                self._statements(asked), goes_first=True
+            )
         if not is_in_listener():
             raise TaskLockStateError(
                 f"run_now({job_id!r}) would block the event loop that runs in this thread",
@@ -117,7 +119,9 @@ class ManualRuns:
             else:
                 future.set_result(request)
 
-        client_or_stand_in(self._locks).begin_all(statements(), call_application, lambda: None)
+        user_or_stand_in(self._user).database.begin_all(
+            statements(), call_application, lambda: None
+        )
         return future
 
     def _asked(
@@ -159,7 +163,7 @@ class ManualRuns:
             registration = self._jobs.registration(key)
             if registration is None:
                 raise
-            yield from send_registrations(self._locks, [registration])
+            yield from send_registrations(self._user, [registration])
             request = yield requesting
         # If the begin fails, the next look begins the run.
         with suppress(TaskLockError):
@@ -167,8 +171,8 @@ class ManualRuns:
         return request
 
     def _requesting(self, asked: _ManualRun, task_name: str, *, is_here: bool) -> Statement:
-        locks = self._locks
-        operations = Operations(locks.table, locks.rejections, locks.settings.history)
+        user = self._user
+        operations = Operations(user.table, user.rejections, user.settings.history)
         return lambda cursor: operations.request_run(
             cursor, task_name, asked.by, EXPIRES, action_id=asked.request_id, is_here=is_here
         )
@@ -177,7 +181,7 @@ class ManualRuns:
         if self._scheduler.state != STATE_RUNNING:
             self._watch.looks.wake()  # a look that is due in a pause is made right after it
             return
-        for state in (yield self._locks.reading([task_name])):
+        for state in (yield self._user.database.reading([task_name])):
             self._watch.run_manual(state, [key])
 
     def _find(self, asked: _ManualRun) -> tuple[JobKey, ResolvedTask, bool] | None:

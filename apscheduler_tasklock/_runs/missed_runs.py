@@ -22,7 +22,6 @@ from typing import TypeVar
 from apscheduler_tasklock._database.rejections import RUN_HISTORY
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import NotSentError, RowLockedError
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
     ClaimRequest,
     Message,
@@ -37,6 +36,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.schedules import schedule_text_in_words
 from apscheduler_tasklock._lock.statements.misses import NOTED_APART
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.submission import Submission
 from apscheduler_tasklock._values import cut, logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
@@ -136,15 +136,15 @@ class MissedRuns:
 
     Any thread may call :meth:`note`. Looks call :meth:`tell`.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param interval: the notes of replicas that have missed the same run times are spread over so
         many seconds
     :ivar started_at: when this replica started
     """
 
-    def __init__(self, locks: LockClient, interval: float) -> None:
+    def __init__(self, user: ReplicaUser, interval: float) -> None:
         self.started_at = datetime.now(timezone.utc)
-        self._locks = locks
+        self._user = user
         self._interval = interval
         self._lock = threading.Lock()
         self._pending: dict[str, _OfTask] = {}
@@ -165,10 +165,10 @@ class MissedRuns:
         :param not_before: the earliest time to note it, on the monotonic clock
         :param more: how many run times before it were missed, too, and are only counted
         """
-        if not self._locks.settings.history or request.schedule is None:
+        if not self._user.settings.history or request.schedule is None:
             return
         assert request.run_time is not None
-        now, longest = time.monotonic(), ONE_OFF_AGE * self._locks.settings.keep_one_offs
+        now, longest = time.monotonic(), ONE_OFF_AGE * self._user.settings.keep_one_offs
         is_old = request.run_time.timestamp() < time.time() - longest
         if request.one_off and request.move is None and is_old:
             return
@@ -178,7 +178,7 @@ class MissedRuns:
         if cause is MissCause.REFUSED:
             overdue_in = 0.0  # because no replica runs it any more
         if cause is MissCause.DATABASE:  # because an earlier try of the claim may still be granted
-            not_before = now + self._locks.longest_doubt
+            not_before = now + self._user.locks.longest_doubt
         ripe_at = max(now + overdue_in, not_before)
         with self._lock:
             of_task = self._pending.get(request.task_name)
@@ -203,7 +203,7 @@ class MissedRuns:
         :param more: how many there are before the last one, and are only counted
         :param found_at: when it was found that no replica has asked for them
         """
-        not_before = time.monotonic() + self._locks.settings.timings.unasked_after
+        not_before = time.monotonic() + self._user.settings.timings.unasked_after
         reason = f"nobody asked for it between {_moment(run_times[0])} and {_moment(found_at)}"
         for run_time in run_times[:-1]:
             asked = replace(request, run_time=run_time)
@@ -229,7 +229,7 @@ class MissedRuns:
             now, cause, reason = time.monotonic(), each.cause, each.reason
             span = [now - time.time() + at.timestamp() for at in (each.first, each.last)]
             # In an outage no replica could claim it.
-            if cause is MissCause.UNASKED and self._locks.outage.has_covered(*span):
+            if cause is MissCause.UNASKED and self._user.outage.has_covered(*span):
                 cause, reason = MissCause.DATABASE, NOT_ANSWERED
             for run_time, more in ends.items():
                 asked = replace(request, run_time=run_time)
@@ -247,7 +247,7 @@ class MissedRuns:
             cut(schedule_text_in_words(schedule))
             for schedule in (registered.was_schedule, task.schedule)
         )
-        if not self._locks.settings.history or was == now:
+        if not self._user.settings.history or was == now:
             return
         with self._lock:
             if len(self._rescheduled) < MOST_TASKS:
@@ -274,7 +274,7 @@ class MissedRuns:
         if was_due_at < found_at - slack:  # it had passed before the schedule was changed
             self.note_unasked(request, [run_time], 0, found_at)
             return
-        reason = f"the schedule was moved from {was} to {now} by {self._locks.replica_id}"
+        reason = f"the schedule was moved from {was} to {now} by {self._user.replica_id}"
         self.note_missed(request, MissCause.MOVED, reason)
 
     def tell(self) -> Statements[None]:
@@ -285,13 +285,13 @@ class MissedRuns:
         :raises TaskLockDatabaseError: the database is unavailable
         """
         is_idle = not self._pending and not self._rescheduled
-        if is_idle or self._locks.rejections.is_left_out(RUN_HISTORY):
+        if is_idle or self._user.rejections.is_left_out(RUN_HISTORY):
             return
         try:
             yield from self._send(self._changes(), ScheduleNotes)
             yield from self._send(self._ripe(), MissNotes)
         except TaskLockSchemaError:  # the next look finds which right is missing
-            self._locks.rejections.suspected = True
+            self._user.rejections.suspected = True
 
     def _changes(self) -> list[ScheduleNote]:
         with self._lock:
@@ -300,7 +300,7 @@ class MissedRuns:
     def _ripe(self) -> list[MissNote]:
         """Return a note for each task with run times that can be noted now."""
         now, notes = time.monotonic(), []
-        left = MOST_COMPARED // self._locks.settings.history
+        left = MOST_COMPARED // self._user.settings.history
         with self._lock:
             for of_task in self._pending.values():
                 ripe = of_task.ripe(now)
@@ -318,7 +318,7 @@ class MissedRuns:
             return
         again: set[str] = set()
         try:
-            again = yield self._locks.carrying_out(message(notes))
+            again = yield self._user.database.carrying_out(message(notes))
         except (TaskLockDatabaseError, TaskLockSchemaError):
             raise
         except TaskLockError as error:
@@ -437,7 +437,7 @@ def unclaimed(since: datetime, until: datetime) -> str:
 
 def too_many_instances(
     submission: Submission,
-    locks: LockClient,
+    user: ReplicaUser,
     *,
     is_running: bool,
     is_deferred: bool,
@@ -449,23 +449,23 @@ def too_many_instances(
     has the task's lock: both keep all replicas from running it.
 
     :param submission: of these run times
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param is_running: whether one of these runs has begun
     :param is_deferred: whether one of these runs is deferred, because of another run
     :param waits_for_worker: whether one of these runs waits for a worker, and not for the database
     """
     if not (is_running or is_deferred or waits_for_worker):
         return MissCause.DATABASE, RUN_BEFORE_NOT_ANSWERED
-    if locks.outage.reason is not None:
+    if user.outage.reason is not None:
         return MissCause.DATABASE, NOT_ANSWERED
-    for run in locks.what_runs() if is_running else ():
+    for run in user.locks.what_runs() if is_running else ():
         if run.task == submission.task_name and not run.lost:
             which = f"its run that began at {_moment(run.since)} on {run.replica}"
             return MissCause.RUNNING, f"{which} (token {run.token}) was still going on"
     what = "still going on"
     if not is_running:
         what = "still waiting for " + ("another run" if is_deferred else "a worker")
-    words = f"its last run on {locks.replica_id} was {what}"
+    words = f"its last run on {user.replica_id} was {what}"
     return MissCause.RUNNING, f"{words} (max_instances {submission.job.max_instances})"
 
 

@@ -16,7 +16,6 @@ from apscheduler_tasklock._database.rejections import (
     SIGN_OF_LIFE,
 )
 from apscheduler_tasklock._database.sequences import Statement, Statements
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.command_lines import library_version
 from apscheduler_tasklock._lock.protocol_messages import (
     RemoveReplicas,
@@ -26,6 +25,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Stop,
 )
 from apscheduler_tasklock._lock.statements.retention import REPLICA_RETENTION
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -48,26 +48,26 @@ class Presence:
 
     The replica's thread sends the signs of life, so that no code of the application delays them.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param known: the tasks of this replica
     :param rejected: returns what the database rejects of the replica's work, for operators; by
-        default the rejections of ``locks``
+        default the rejections of ``user``
     :param leader_namespace: returns the namespace in which the replica leads or follows; ``None``:
         it is not in leader mode, or has no jobs for it
     """
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         known: KnownTasks,
         rejected: Callable[[], Sequence[str]] | None = None,
         leader_namespace: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self._locks = locks
+        self._user = user
         self._known = known
         self._leader_namespace = leader_namespace
-        self._rejected = rejected or locks.rejections.reported
-        self._interval = locks.settings.timings.report_interval
+        self._rejected = rejected or user.rejections.reported
+        self._interval = user.settings.timings.report_interval
         self._closed = False
         self._is_stop_reported = False  # whether a stop without running runs was reported
         # Times on the monotonic clock.
@@ -99,7 +99,7 @@ class Presence:
     def start(self) -> None:
         """Begin to send signs of life, the first one after the first look."""
         self._due_at = time.monotonic() + FIRST_WAIT
-        self._locks.thread.add_recurring(self)
+        self._user.thread.add_recurring(self)
 
     def note_look(self, *, has_listed: bool) -> None:
         """Send a sign of life at once if its content has changed. Called after each look.
@@ -110,14 +110,14 @@ class Presence:
             self._has_all_at = time.monotonic() + self._interval
         is_started = self.due_at < inf or self._is_sending
         if is_started and self._is_wanted():
-            self._locks.thread.call(self._hurry)
+            self._user.thread.call(self._hurry)
 
     def report_alive(self) -> None:
         """Send a sign of life at once, because the worker process of a run has died.
 
         Without the sign of life, operators would see the whole replica as dead.
         """
-        self._locks.thread.call(self._be_due)
+        self._user.thread.call(self._be_due)
 
     def _be_due(self) -> None:
         self._report_at = 0.0
@@ -130,7 +130,7 @@ class Presence:
     def begin(self, _now: float) -> None:
         """Begin to send a sign of life. Called in the replica's thread."""
         self._due_at, self._is_sending = inf, True
-        self._locks.begin_all(self.send(), lambda function: function(), self._end)
+        self._user.database.begin_all(self.send(), lambda function: function(), self._end)
 
     def _end(self) -> None:
         self._is_sending = False
@@ -152,7 +152,7 @@ class Presence:
         return self._known.names(), tuple(rejected)
 
     def _lost(self) -> frozenset[int]:
-        return frozenset(run.token for run in self._locks.what_runs() if run.lost)
+        return frozenset(run.token for run in self._user.locks.what_runs() if run.lost)
 
     def send(self) -> Statements[None]:
         """Send a sign of life if one is due, mark removed tasks, and delete old rows."""
@@ -168,7 +168,7 @@ class Presence:
             return
         names, rejected = self._content()
         if self._is_sign_due():
-            running, lost = self._locks.what_runs(), self._lost()
+            running, lost = self._user.locks.what_runs(), self._lost()
             self._note_dropped(names)
             sign = self._sign_of_life(names, rejected, running)
             if not (yield from self._try(SIGN_OF_LIFE, self._unless_closed(sign))):
@@ -195,8 +195,8 @@ class Presence:
         )
 
         def report(cursor: Any) -> None:
-            answer = self._locks.carrying_out(sign)(cursor)
-            self._started_at, self._locks.outage.live_replicas = answer
+            answer = self._user.database.carrying_out(sign)(cursor)
+            self._started_at, self._user.outage.live_replicas = answer
 
         return report
 
@@ -217,9 +217,9 @@ class Presence:
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
-            self._locks.rejections.begin(what, error, quiet=quiet)
+            self._user.rejections.begin(what, error, quiet=quiet)
             return False
-        self._locks.rejections.end(what)
+        self._user.rejections.end(what)
         return True
 
     def _note_dropped(self, names: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ class Presence:
         # application. Only a replica that has all of its jobs can tell this.
         has_all = 0.0 < self._has_all_at <= time.monotonic()
         successor_of = names if has_all else []
-        retiring = self._locks.carrying_out(Retire(successor_of, list(self._dropped)))
+        retiring = self._user.database.carrying_out(Retire(successor_of, list(self._dropped)))
         if (yield from self._try(REMOVED_TASKS, retiring)):
             self._retires = False
 
@@ -252,17 +252,17 @@ class Presence:
         self._closed = True
         if self._is_stop_reported and not running:
             return
-        if self._is_known and self._locks.outage.reason is None:
+        if self._is_known and self._user.outage.reason is None:
             try:
-                self._locks.ask(self._locks.carrying_out(Stop(running)), until)
+                self._user.database.ask(self._user.database.carrying_out(Stop(running)), until)
                 self._is_stop_reported = not running
             except TaskLockError as error:
                 logger.debug("The stop of this replica could not be reported: %s", error)
 
     def _clean_up(self) -> Statements[None]:
         """Delete the rows of old replicas and old history, if the database role has the rights."""
-        remove = self._locks.carrying_out(RemoveReplicas(REPLICA_RETENTION))
-        shorten = self._locks.carrying_out(ShortenHistory(self._known.names()))
+        remove = self._user.database.carrying_out(RemoveReplicas(REPLICA_RETENTION))
+        shorten = self._user.database.carrying_out(ShortenHistory(self._known.names()))
         removed = yield from self._try(OLD_REPLICAS, remove, quiet=True)
         shortened = yield from self._try(OLD_HISTORY, shorten, quiet=True)
         self._is_clean = removed and shortened

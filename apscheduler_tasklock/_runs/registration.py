@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from apscheduler_tasklock._database.outbox import MOST_TOGETHER
 from apscheduler_tasklock._database.rejections import LIST_OF_JOBS, REGISTRATIONS
 from apscheduler_tasklock._database.sequences import Statements
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import StoredTask
 from apscheduler_tasklock._lock.protocol_messages import (
     Registered,
@@ -20,6 +19,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     Registrations,
     TaskRow,
 )
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.run import JobKey
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
@@ -52,7 +52,7 @@ class Registrar:
 
     Looks call all methods but :meth:`note`, which any thread may call.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param known: the tasks of this replica
     :param registration: reads a job from its job store, and returns the registration of its task;
         ``None`` if the task is not registered, such as that of a one-off job
@@ -71,7 +71,7 @@ class Registrar:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         known: KnownTasks,
         registration: Callable[[JobKey], Registration | None],
         has_next_run: Callable[[JobKey], bool],
@@ -81,13 +81,13 @@ class Registrar:
         note_rescheduled: Callable[[Registration, Registered], None] = lambda *_: None,
         forget: Callable[[JobKey], None] = lambda _key: None,
     ) -> None:
-        self._locks = locks
+        self._user = user
         self._known = known
         self._registration = registration
         self._has_next_run = has_next_run
         self._is_shared = is_shared
         self._stored_tasks = stored_tasks
-        self._interval = locks.settings.timings.report_interval
+        self._interval = user.settings.timings.report_interval
         self._notices = notices or SkippedJobsLog()
         self._note_rescheduled = note_rescheduled
         self._forget = forget
@@ -165,7 +165,7 @@ class Registrar:
         If the schedules differ, the next look registers the task again. They differ in a rolling
         deployment, in which a replica of the old version may write the old schedule once more.
         """
-        if self._locks.rejections.has(REGISTRATIONS):
+        if self._user.rejections.has(REGISTRATIONS):
             return False
         # Jobs of a shared job store are not compared, because all replicas read the same schedule
         # from the store, and the store may have many jobs.
@@ -190,8 +190,8 @@ class Registrar:
     def _register(self, changed: Mapping[JobKey, _ChangedJob]) -> Statements[None]:
         """Register the tasks of changed jobs; note the jobs again if the answer says ``again``."""
         tasks, seen = self._registrations(changed)
-        if tasks or self._locks.rejections.has(REGISTRATIONS):
-            registered = yield from send_registrations(self._locks, tasks)
+        if tasks or self._user.rejections.has(REGISTRATIONS):
+            registered = yield from send_registrations(self._user, tasks)
             for task_name in [each.task_name for each in registered if each.again]:
                 for key in self._known.keys_of(task_name):
                     self.note(key, moved=key in changed and changed[key].moved)
@@ -266,9 +266,9 @@ class Registrar:
                 failed = failed or error
         if failed is not None:
             # Quiet, because the job store itself logs the rejection.
-            self._locks.rejections.begin(LIST_OF_JOBS, failed, quiet=True)
+            self._user.rejections.begin(LIST_OF_JOBS, failed, quiet=True)
             return
-        self._locks.rejections.end(LIST_OF_JOBS)
+        self._user.rejections.end(LIST_OF_JOBS)
         self._list_stored_at = time.monotonic() + self._interval
 
     def _list_one_store(
@@ -284,7 +284,7 @@ class Registrar:
 
 
 def send_registrations(
-    locks: LockClient, tasks: Sequence[Registration]
+    user: ReplicaUser, tasks: Sequence[Registration]
 ) -> Statements[list[Registered]]:
     """Register tasks and their schedules.
 
@@ -292,16 +292,16 @@ def send_registrations(
         task whose name cannot be stored has no answer.
     :raises TaskLockDatabaseError: the database is unavailable
     """
-    registered, rejected = yield from _send_registrations(locks, tasks)
+    registered, rejected = yield from _send_registrations(user, tasks)
     if rejected is None:
-        locks.rejections.end(REGISTRATIONS)
+        user.rejections.end(REGISTRATIONS)
     else:
-        locks.rejections.begin(REGISTRATIONS, rejected)
+        user.rejections.begin(REGISTRATIONS, rejected)
     return registered
 
 
 def _send_registrations(
-    locks: LockClient, tasks: Sequence[Registration]
+    user: ReplicaUser, tasks: Sequence[Registration]
 ) -> Statements[tuple[list[Registered], TaskLockError | None]]:
     """Register the tasks; return an answer for each, and the last rejection."""
     registered: list[Registered] = []
@@ -309,7 +309,7 @@ def _send_registrations(
     for begin in range(0, len(tasks), MOST_TOGETHER):
         some = tasks[begin : begin + MOST_TOGETHER]
         try:
-            registered += yield locks.carrying_out(Registrations(some))
+            registered += yield user.database.carrying_out(Registrations(some))
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
@@ -320,7 +320,7 @@ def _send_registrations(
                 # Register each task alone, so that one task's mistake does not affect the
                 # others.
                 for task in some:
-                    one, why = yield from _send_registrations(locks, [task])
+                    one, why = yield from _send_registrations(user, [task])
                     registered, rejected = registered + one, why or rejected
             else:
                 rejected = error

@@ -26,9 +26,10 @@ from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.sqlstates import RowLockedError
-from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.protocol_messages import ClaimRequest, ClosedDeadRun, Refusal
+from apscheduler_tasklock._lock.releases import Released
 from apscheduler_tasklock._runs.blocked_tasks import BlockedTasks, BlockedTaskWarnings
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock._runs.misfires import ALWAYS_MISSED
@@ -106,7 +107,7 @@ class ReportedRun:
 
     :ivar submission: the submission of the run
     :ivar run_time: the run time
-    :ivar locks: the replica's client, which sends the claim
+    :ivar locks: claims the run's lock, and releases it
     :ivar notifier: dispatches the events
     :ivar telemetry: measures the run
     :ivar held: the lock of the claim; ``None`` if the claim was not granted
@@ -116,7 +117,7 @@ class ReportedRun:
 
     submission: Submission
     run_time: datetime
-    locks: LockClient
+    locks: HeldLocks
     notifier: Notifier
     telemetry: RunTelemetry
     held: HeldLock | None
@@ -343,7 +344,8 @@ class ReportedRun:
 
     def _dispatch_of_lock(self, code: int, **details: Any) -> None:
         assert self.held is not None
-        self._dispatch(code, holder=self.locks.replica_id, token=self.held.token, **details)
+        holder = self.locks.settings.replica_id
+        self._dispatch(code, holder=holder, token=self.held.token, **details)
 
     def _dispatch(self, code: int, **details: Any) -> None:
         if not self.notifier.has_listener(code):

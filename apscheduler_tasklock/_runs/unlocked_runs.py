@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs.adapter import JobIdWithRun, give, never_awaited, worker_count
 from apscheduler_tasklock._runs.executor_run import ExecutorRun
@@ -42,7 +42,7 @@ class UnlockedRuns:
     def call_if_there_is_room(self, _note_room: Callable[[], object]) -> None:
         """Do nothing, because a store's next ordinary look asks for the room."""
 
-    def submit(self, submission: Submission, _locks: LockClient, _notifier: Notifier) -> None:
+    def submit(self, submission: Submission, _locks: HeldLocks, _notifier: Notifier) -> None:
         """Give a submission to the wrapped executor.
 
         :raises Exception: whatever the wrapped executor raises

@@ -19,7 +19,6 @@ from uuid import UUID
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._database.sequences import Statements
 from apscheduler_tasklock._database.sqlstates import ConflictError
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol_messages import (
     ClosedDeadRun,
     GiveUp,
@@ -27,6 +26,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     TaskRow,
 )
 from apscheduler_tasklock._lock.statements.retention import PRUNE_INTERVAL
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, LastRun
 from apscheduler_tasklock._runs.executor_jobs import ExecutorJobs
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
@@ -58,7 +58,7 @@ class Watch:
 
     Submitted runs are claimed like any other run, so that one replica is granted each of them.
 
-    :param locks: the task locks of this replica
+    :param user: the executor as a user of its replica
     :param known: the tasks of this replica
     :param jobs: the scheduler's jobs
     :param deferred: the deferred runs
@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         known: KnownTasks,
         jobs: ExecutorJobs,
         deferred: DeferredRuns,
@@ -93,7 +93,7 @@ class Watch:
         leadership: Leadership | None = None,
         prune_interval: float = PRUNE_INTERVAL,
     ) -> None:
-        self._locks = locks
+        self._user = user
         self._known = known
         self._jobs = jobs
         self._deferred = deferred
@@ -105,7 +105,7 @@ class Watch:
         self._leadership = leadership
         self._prune_interval = prune_interval
         self._prune_at = inf  # on the monotonic clock
-        self.looks = Looks(locks, known, self._look_safely, scheduler_state, interval)
+        self.looks = Looks(user, known, self._look_safely, scheduler_state, interval)
         # Only looks use these, in the application's thread.
         self._has_listed = False  # whether the jobs of all job stores are known
         self._as_of = 0.0  # when the last look began, on the monotonic clock
@@ -155,7 +155,7 @@ class Watch:
         """
         rejected: list[TaskLockError] = []
         with _noting(rejected):
-            yield from self._locks.look_at_rights()
+            yield from self._user.rights.look()
         with _noting(rejected):
             self._list_once()
         # Before the rows, so that a stored job's task that has no row is registered before its
@@ -170,9 +170,9 @@ class Watch:
         with _noting(rejected):
             self._note_look(self._has_listed)
         if rejected:
-            self._locks.rejections.begin(LOOKS, rejected[0])
+            self._user.rejections.begin(LOOKS, rejected[0])
         else:
-            self._locks.rejections.end(LOOKS)
+            self._user.rejections.end(LOOKS)
 
     def _list_once(self) -> None:
         """List the jobs of all job stores, unless an earlier look has listed them all."""
@@ -214,7 +214,7 @@ class Watch:
 
     def _read(self, names: Sequence[str], asked_for: Sequence[str]) -> Statements[list[TaskRow]]:
         try:
-            states: list[TaskRow] = yield self._locks.reading(names, asked_for)
+            states: list[TaskRow] = yield self._user.database.reading(names, asked_for)
         except TaskLockDatabaseError:
             raise
         except TaskLockError:
@@ -304,7 +304,7 @@ class Watch:
         # A dead run is not taken over while its task is paused. Right after an outage, only a run
         # that was handed over is taken over, because any other holder may still renew its lease.
         believed = not state.paused and state.dead
-        believed = believed and (state.handed_over or self._locks.stable)
+        believed = believed and (state.handed_over or self._user.outage.stable)
         is_run_again = believed and (yield from self._run_again(state))
         self._decide_deferred(state, state.deaths, goes_on=not believed or is_run_again)
 
@@ -362,7 +362,7 @@ class Watch:
         return True
 
     def _give_up(self, state: TaskRow, key: JobKey, reason: str) -> Statements[None]:
-        closed: ClosedDeadRun | None = yield self._locks.carrying_out(
+        closed: ClosedDeadRun | None = yield self._user.database.carrying_out(
             GiveUp(state.task_name, state.claim_id)
         )
         if closed is not None:
@@ -482,7 +482,7 @@ class Watch:
 
     def _stand_in(self, state: TaskRow) -> None:
         """Submit a standby run of a due task, if the replica with this run time does not run it."""
-        late_by = seconds_late(state, stable=self._locks.stable)
+        late_by = seconds_late(state, stable=self._user.outage.stable)
         if late_by is None or self._begun.get(state.task_name) == state.due_at:
             return
         assert state.due_at is not None
@@ -500,7 +500,7 @@ class Watch:
             return
         is_meant = self._registrar.has_due(state) and not self._registrar.differs(state)
         # Right after a start or an outage, replicas still run what came due before.
-        if is_meant and self._locks.stable:
+        if is_meant and self._user.outage.stable:
             self._logged.add(state.task_name)
             self._report_overdue_task(state)
 
@@ -512,7 +512,7 @@ class Watch:
             state.due_at,
             state.holder or "none",
             state.token,
-            self._locks.command_line("why", task=state.task_name),
+            self._user.replica.command_line("why", task=state.task_name),
         )
 
     # Old rows.
@@ -520,15 +520,15 @@ class Watch:
     def _prune(self) -> Statements[None]:
         """Delete old rows of one-off jobs, if the database role has the right."""
         try:
-            prune = PruneOneOffs(self._locks.settings.keep_one_offs)
-            while (yield self._locks.carrying_out(prune)):
+            prune = PruneOneOffs(self._user.settings.keep_one_offs)
+            while (yield self._user.database.carrying_out(prune)):
                 pass  # each statement deletes a limited number of rows
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
-            self._locks.rejections.begin(OLD_ROWS, error, quiet=True)
+            self._user.rejections.begin(OLD_ROWS, error, quiet=True)
         else:
-            self._locks.rejections.end(OLD_ROWS)
+            self._user.rejections.end(OLD_ROWS)
 
     @contextmanager
     def _one_task(self, task_name: str, what: str) -> Iterator[None]:
@@ -544,7 +544,7 @@ class Watch:
         except TaskLockDatabaseError:
             raise
         except TaskLockSchemaError as error:  # the next look finds which right is missing
-            self._locks.rejections.suspected = True
+            self._user.rejections.suspected = True
             logger.debug("Task %r: could not check %s: %s", task_name, what, error)
         except Exception:
             logger.exception(

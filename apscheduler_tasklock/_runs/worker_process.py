@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.tracebacks import Section, sections_of
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._returned import check_returned
 from apscheduler_tasklock._runs.given_job import JobView
 from apscheduler_tasklock.lock import HeldLock, holding
@@ -98,11 +98,11 @@ def _extend(settings: LockSettings, held: HeldLock, by: float) -> bool:
 
     The parent learns of the lock's new end with its next renewal.
     """
-    locks = LockClient(settings)
+    user = ReplicaUser(settings)
     try:
-        return locks.extend(held, by)
+        return user.locks.extend(held, by)
     finally:
-        locks.close(blocking=True)
+        user.close(blocking=True)
 
 
 def _extend_here(held: HeldLock, by: float) -> bool:

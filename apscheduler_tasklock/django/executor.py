@@ -15,7 +15,7 @@ from django.db import close_old_connections
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.url import UNUSED
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import database_url, table_options
 from apscheduler_tasklock.executor import TaskLockExecutor
@@ -59,9 +59,9 @@ class DjangoTaskLockExecutor(TaskLockExecutor):
         """
         # The URL is read again, because tests import the project's modules before the test database
         # exists.
-        url, settings = self._find_url(), self.locks.settings
+        url, settings = self._find_url(), self.user.settings
         if url != settings.database:
-            self._begin(LockClient(replace(settings, database=url)))
+            self._begin(ReplicaUser(replace(settings, database=url)))
         super().start(scheduler, alias)
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:

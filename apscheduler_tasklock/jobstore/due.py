@@ -33,9 +33,9 @@ from uuid import uuid4
 
 from apscheduler_tasklock._application import ApplicationThread, call_application
 from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_rows import DueRow, JobRow
 from apscheduler_tasklock._lock.protocol_messages import JobMove
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._runs.missed_runs import IN_PAUSE, late, unclaimed
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.submission import FAILED, DueRun
@@ -172,7 +172,7 @@ class DueJobs:
     The replica's thread steps it, and begins its looks, one at a time. While a look goes on, the
     look alone changes what is noted of jobs and of the next look; else the replica's thread does.
 
-    :param locks: the job store's connection
+    :param user: the job store as a user of its replica
     :param scheduler: the scheduler of the job store
     :param alias: the alias of the job store
     :param codec: reads the rows
@@ -184,15 +184,15 @@ class DueJobs:
 
     def __init__(
         self,
-        locks: LockClient,
+        user: ReplicaUser,
         scheduler: SchedulerInside,
         alias: str,
         codec: JobCodec,
         interval: float,
         notices: SkippedJobsLog,
     ) -> None:
-        self._locks = locks
-        self._rows = locks.jobs
+        self._user = user
+        self._rows = user.database.jobs
         self._scheduler = scheduler
         self._alias = alias
         self._codec = codec
@@ -223,7 +223,7 @@ class DueJobs:
         self._began = 0.0  # when the read of the current row began, on the monotonic clock
         self._notices = notices
         self._looks = ApplicationThread(NAME, keeps_out=True)
-        self._longest_turn = locks.settings.timings.longest_turn
+        self._longest_turn = user.settings.timings.longest_turn
         # By job id: since when the job's own code runs in the look that goes on. Whoever removes
         # the entry first decides whether the look goes on or is over.
         self._own_code: dict[str, float] = {}
@@ -234,20 +234,20 @@ class DueJobs:
 
         :raises RuntimeError: no thread can be started
         """
-        self._locks.thread.start()
+        self._user.thread.start()
         self.wake()
 
     def close(self, shutdown: Shutdown) -> None:
         """Begin no further look, and wait for the last one within the limits of a shutdown."""
         self._closed = True
-        self._locks.stop_claiming()  # which ends a look's wait for the database
-        self._locks.thread.post(self, None)
+        self._user.stop_claiming()  # which ends a look's wait for the database
+        self._user.thread.post(self, None)
         self._has_ended.wait(min(WITHDRAWING_LIMIT, shutdown.seconds_left))
 
     def wake(self) -> None:
         """Ask for a look soon, because a change may have made a job due. Does not wait."""
         self._is_called = True
-        self._locks.thread.post(self, None)
+        self._user.thread.post(self, None)
 
     # ---- called by the queues, in any thread -----------------------------------------------------
 
@@ -258,13 +258,13 @@ class DueJobs:
 
     def note_over(self, due: DueRun) -> None:
         """Note that a run time is over here: it was run, or another replica has claimed it."""
-        self._locks.thread.post(self, due)
+        self._user.thread.post(self, due)
 
     def _note_room(self) -> None:
         """Ask for a look at once if more jobs may be due than were read. A worker is free now."""
         if self._has_more and self._rejected is None:
             self._is_urgent = True
-            self._locks.thread.post(self, None)
+            self._user.thread.post(self, None)
 
     # ---- when to look: in the replica's thread ---------------------------------------------------
 
@@ -347,7 +347,7 @@ class DueJobs:
         """Note the outcome of a run time, and when its job may be due again."""
         if due.rejected is not None:
             self._rejected = due.rejected
-            self._locks.rejections.begin(JOB_STORE, due.rejected)
+            self._user.rejections.begin(JOB_STORE, due.rejected)
             return
         if due.refused != FAILED:
             self._rejected = None
@@ -372,7 +372,7 @@ class DueJobs:
         :param next_in: seconds from the read until the next job is due; ``None`` if there is none
         """
         now = time.monotonic()
-        replicas = max(1, self._locks.outage.live_replicas)
+        replicas = max(1, self._user.outage.live_replicas)
         # next_at may be in the past, because the next job may have come due during this look. A
         # submitted job that is due again by now is left out, because a look follows its run.
         next_at = inf if next_in is None else look.received + next_in
@@ -394,21 +394,21 @@ class DueJobs:
             if not self._closed:
                 self._look()
                 if self._rejected is None:
-                    self._locks.rejections.end(JOB_STORE)
+                    self._user.rejections.end(JOB_STORE)
         except _LookIsOverError:
             is_over = self._is_called = True  # because the job that has hung can run here now
         except TaskLockDatabaseError:  # logged as an outage
             self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
         except TaskLockError as error:
             self._look_in(self._interval)
-            self._locks.rejections.begin(JOB_STORE, error)
+            self._user.rejections.begin(JOB_STORE, error)
         except BaseException:  # whatever it is, looks go on
             self._look_in(self._interval)
             logger.exception("The job store could not be looked at; trying again")
         finally:
             if not is_over:
                 self._has_ended.set()
-            self._locks.thread.post(self, None)
+            self._user.thread.post(self, None)
 
     def _look(self) -> None:
         """Check dead runs from time to time, and read due jobs if workers are free."""
@@ -474,11 +474,11 @@ class DueJobs:
         self._refused = {k: v for k, v in self._refused.items() if v[0] > now - LONGEST_REFUSED}
         refused = [job_id for job_id, (until, _) in self._refused.items() if until > now]
         flood = self._flood
-        found = self._locks.ask(
+        found = self._user.database.ask(
             partial(
                 self._rows.read_due,
                 most=most,
-                stable=self._locks.outage.stable,
+                stable=self._user.outage.stable,
                 not_here=not_here,
                 not_these=[
                     *self._queued,
@@ -503,7 +503,7 @@ class DueJobs:
         is_in_vain = self._has_more and look.moving and not look.again_at
         self._growth = min(MOST_READ, self._growth * 2) if is_in_vain else 1
         if self._rejected is not None:
-            self._look_in(self._locks.settings.timings.rejected_interval)
+            self._look_in(self._user.settings.timings.rejected_interval)
             return
         # The read may have left out other due jobs, and a slow look leaves some that were read.
         if look.has_bad or has_moved or is_cut:
@@ -521,10 +521,10 @@ class DueJobs:
 
         def read(until: datetime, after: tuple[datetime, str] | None) -> list[JobRow]:
             due = partial(self._rows.due, until=until, after=after, not_here=not_here)
-            stable = self._locks.outage.stable
-            return self._locks.ask(partial(due, executors=executors, stable=stable))
+            stable = self._user.outage.stable
+            return self._user.database.ask(partial(due, executors=executors, stable=stable))
 
-        now = self._locks.ask(self._rows.now)
+        now = self._user.database.ask(self._rows.now)
         received = time.monotonic()
         flood.sift(
             now,
@@ -656,7 +656,7 @@ class DueJobs:
 
         The job is moved to its next run time first, so that no other replica runs it, too.
         """
-        if self._locks.ask(partial(self._rows.move_on, moves=[move], run=True)):
+        if self._user.database.ask(partial(self._rows.move_on, moves=[move], run=True)):
             executor.run_stored(job, self._alias, move.run_time)
 
     def _move_on(self, moving: Sequence[_Prepared]) -> bool:
@@ -664,7 +664,7 @@ class DueJobs:
         if not moving:
             return False
         moves = [each.due.move for each in moving]
-        moved = self._locks.ask(partial(self._rows.move_on, moves=moves))
+        moved = self._user.database.ask(partial(self._rows.move_on, moves=moves))
         for each in moving:
             if each.job.id not in moved:  # another session has locked or changed the job
                 self._skip_refused(each.job.id, time.monotonic())
@@ -687,20 +687,20 @@ class DueJobs:
     def _check_runs(self) -> None:
         """Have executors check the dead runs of stored jobs, and delete ended jobs."""
         self._check_runs_at = time.monotonic() + CHECK_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
-        self._locks.ask_all(self._locks.look_at_rights())
+        self._user.database.ask_all(self._user.rights.look())
         executors = self._scheduler.stored_runs
-        for dead in self._locks.ask(self._rows.dead_runs):
+        for dead in self._user.database.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)
             if executor is not None and executor.claims:
                 executor.look_after(dead.task_name, dead.job_id, self._alias)
         try:
-            self._locks.ask(self._rows.sweep)
+            self._user.database.ask(self._rows.sweep)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:  # no reason to stop: ended jobs only stay in the table
-            self._locks.rejections.begin(ENDED_JOBS, error)
+            self._user.rejections.begin(ENDED_JOBS, error)
         else:
-            self._locks.rejections.end(ENDED_JOBS)
+            self._user.rejections.end(ENDED_JOBS)
 
     # ---- from a row to a job and its run time ----------------------------------------------------
 

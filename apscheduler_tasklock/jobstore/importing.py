@@ -65,8 +65,8 @@ def import_jobs(
     :raises TaskLockDatabaseError: the database is unavailable
     :raises TaskLockError: the old table cannot be read
     """
-    store.locks.check(jobs=True)
-    old = _read(as_url(store.locks.settings.database), source)
+    store.user.rights.check(jobs=True)
+    old = _read(as_url(store.user.settings.database), source)
     for job_id, pickled in old.rows:
         try:
             job = _unpickled(pickled)

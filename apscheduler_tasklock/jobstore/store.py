@@ -24,7 +24,6 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.sqlstates import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient, client_at_start
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.job_rows import (
     LOCKED_JOB,
@@ -32,12 +31,14 @@ from apscheduler_tasklock._lock.job_rows import (
     MOST_RECURRING,
     JobChange,
     JobRow,
+    JobRows,
     StoredTask,
     remove_job,
     unsaved,
 )
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._lock.test_doubles import active_stand_in
+from apscheduler_tasklock._lock.user import ReplicaUser, user_at_start
 from apscheduler_tasklock._runs.job_functions import check_body_runs
 from apscheduler_tasklock._runs.skipped_jobs import SkippedJobsLog
 from apscheduler_tasklock._runs.stopping import ShutDownTogether
@@ -145,7 +146,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             schema=schema or None,  # because a configuration file can only say '' for None
             table=table,
         )
-        self.locks = LockClient(replace(settings, timings=self.timings))
+        self.user = ReplicaUser(replace(settings, timings=self.timings))
         signer = None if secret is None else Signer(secret)
         self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)
         if pickles:
@@ -165,7 +166,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     def _replace_in_child(self) -> None:
         """Replace the parent's connection, and drop its thread. Called in a forked child."""
-        self.locks = self.locks.for_child()
+        self.user = self.user.for_child()
         self._due = None
         self._notices = SkippedJobsLog()
 
@@ -190,33 +191,33 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         if self._due is not None:  # the scheduler's last start failed after this method had run
             self._end(Shutdown())
         self._shutdown = None  # because a shutdown may have begun without reaching this job store
-        self.locks = client_at_start(self.locks, scheduler)
+        self.user = user_at_start(self.user, scheduler)
         inside = SchedulerInside(scheduler, alias)
         try:
             self._check_scheduler(inside)
             with suppress(TaskLockDatabaseError):  # logged as an outage
-                self.locks.check(jobs=True)
+                self.user.rights.check(jobs=True)
         except BaseException:
             inside.leave()
-            self.locks.close()
+            self.user.close()
             raise
         self._inside = inside
-        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._notices)
+        self._due = DueJobs(self.user, inside, alias, self._codec, self._interval, self._notices)
         inside.add_listener(self._note_running, EVENT_SCHEDULER_STARTED | EVENT_SCHEDULER_RESUMED)
         self._due.start()
-        self.locks.listen(self._due.wake)
+        self.user.listen(self._due.wake)
         logger.info(
             "The job store %r is shared by all replicas: database %s, table %r, replica %r",
             alias,
-            self.locks.where,
-            job_table(self.locks.table).fullname,
-            self.locks.replica_id,
+            self.user.where,
+            job_table(self.user.table).fullname,
+            self.user.replica_id,
         )
 
     def _check_scheduler(self, inside: SchedulerInside) -> None:
-        place = _place(self.locks)
+        place = _place(self.user)
         for store in inside.other_stores:
-            if isinstance(store, TaskLockJobStore) and _place(store.locks) == place:
+            if isinstance(store, TaskLockJobStore) and _place(store.user) == place:
                 raise TaskLockOptionError(
                     f"{type(self).__name__}: another job store of this scheduler has the same table"
                 )
@@ -231,14 +232,14 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         return (
             isinstance(executor, TaskLockExecutor)
             and executor.stored.claims
-            and _place(executor.locks) != _place(self.locks)
+            and _place(executor.user) != _place(self.user)
         )
 
     def _say_misplaced(self, alias: str, executor: TaskLockExecutor) -> str:
         return (
             f"{type(self).__name__}: the executor {alias!r} has its task locks in "
-            f"{' '.join(_place(executor.locks))}, and this job store is in "
-            f"{' '.join(_place(self.locks))}; one statement claims a run time in both, so both "
+            f"{' '.join(_place(executor.user))}, and this job store is in "
+            f"{' '.join(_place(self.user))}; one statement claims a run time in both, so both "
             "need the same database and table. Give both the same URL, schema and table. Two "
             "addresses of one server, with and without pgbouncer, count as different"
         )
@@ -274,7 +275,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
     def _begin_shutdown(self, shutdown: Shutdown) -> None:
         """Stop claiming, without a wait. The scheduler calls ``shutdown`` afterwards."""
         super()._begin_shutdown(shutdown)
-        self.locks.stop_claiming()
+        self.user.stop_claiming()
 
     def _end(self, shutdown: Shutdown) -> None:
         if self._inside is not None:
@@ -282,7 +283,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             self._inside.leave()
         if self._due is not None:
             self._due.close(shutdown)
-        self.locks.close(blocking=True, shutdown=shutdown)
+        self.user.close(blocking=True, shutdown=shutdown)
         self._inside = self._due = None
 
     def get_due_jobs(self, now: datetime) -> list[Any]:
@@ -305,7 +306,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         """
         if "\0" in job_id:  # because PostgreSQL's texts have no NUL
             return None
-        row = self._ask(partial(self.locks.jobs.read, job_id=job_id))
+        row = self._ask(partial(self._rows.read, job_id=job_id))
         return None if row is None else self._shown(row)
 
     def get_all_jobs(self) -> list[Any]:
@@ -316,7 +317,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
+        found = [self._shown(row) for row in self._ask(self._rows.read_all)]
         if self._due is None:  # otherwise a look of DueJobs sums the log lines up
             self._notices.sum_up()
         return found
@@ -362,7 +363,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
             save = partial(self._declare, job, self._codec.encode(job))
         for _ in range(MOST_CHANGES):
             job.next_run_time = next_run_time  # because the last attempt may have changed it
-            row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
+            row = self._ask(partial(self._rows.read, job_id=job.id))
             if save(row):
                 self._changed(job)
                 return
@@ -374,7 +375,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         :raises JobLookupError: there is no such job
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if not remove_job(self._ask, self.locks.jobs, job_id):
+        if not remove_job(self._ask, self._rows, job_id):
             raise JobLookupError(job_id)
 
     def remove_all_jobs(self) -> None:
@@ -382,10 +383,15 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        count = self._ask(self.locks.jobs.remove_all)
+        count = self._ask(self._rows.remove_all)
         logger.warning("All jobs of the job store are removed, for all replicas: %d", count)
 
     # ---- how users' calls are carried out ------------------------------------------------------
+
+    @property
+    def _rows(self) -> JobRows:
+        """The statements of the job store."""
+        return self.user.database.jobs
 
     def _ask(self, statement: Callable[[Any], Answer]) -> Answer:
         """Return the answer to a statement. In an outage, fail at once if a call has just failed.
@@ -393,11 +399,14 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         The caller holds a lock that APScheduler's own loop needs. So several calls that wait for
         the database one after the other would block this loop, and the event loop that it runs in.
         """
-        reason = self.locks.outage.reason
+        reason = self.user.outage.reason
         if reason is not None and time.monotonic() < self._fails_until:
             raise TaskLockDatabaseError(reason)
+        limit = self.timings.call_timeout
         try:
-            return self.locks.ask_for(self.timings.call_timeout, statement)
+            # The last try needs time for its answer.
+            until = time.monotonic() + limit
+            return self.user.database.ask(statement, until, tried_for=0.8 * limit)
         except RowLockedError as error:
             raise RowLockedError(LOCKED_JOB) from error
         except TaskLockDatabaseError:
@@ -461,7 +470,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     def _database_now(self) -> datetime:
         assert self._inside is not None
-        return self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
+        return self._ask(self._rows.now).astimezone(self._inside.timezone)
 
     def _set_start(self, job: Any, now: datetime) -> None:
         """Shift an interval's default start from this machine's clock to the database's clock.
@@ -527,9 +536,9 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
 
     def _add(self, job: Any, definition: Definition) -> bool:
         """Add a job; return whether its id was free."""
-        place = self._ask(self.locks.jobs.place) if self._codec.signs else ""
+        place = self._ask(self._rows.place) if self._codec.signs else ""
         change = self._change_to(job, definition, job.next_run_time, place)
-        add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
+        add = partial(self._rows.add, job_id=job.id, change=change, added_id=uuid4())
         return self._ask(add)
 
     def _save(self, job: StoredJob, row: JobRow | None) -> bool:
@@ -631,7 +640,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         :param is_computed: whether the next run time depends on the row that was read
         """
         write = partial(
-            self.locks.jobs.change,
+            self._rows.change,
             job_id=row.id,
             version=row.version,
             change=change,
@@ -689,7 +698,7 @@ class TaskLockJobStore(BaseJobStore, ShutDownTogether):  # type: ignore[misc]  #
         return moment and moment.astimezone(tzinfo_of(trigger) or self._inside.timezone)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} ({self.locks.where})>"
+        return f"<{type(self).__name__} ({self.user.where})>"
 
 
 class SharedJobs:
@@ -702,25 +711,25 @@ class SharedJobs:
         self._store = store
         self._has_warned_of_most = False
 
-    def is_beside(self, locks: LockClient) -> bool:
-        """Return whether the jobs are in the database, schema and table of these task locks."""
-        return _place(locks) == _place(self._store.locks)
+    def is_beside(self, user: ReplicaUser) -> bool:
+        """Return whether the jobs are in the database, schema and table of a replica's user."""
+        return _place(user) == _place(self._store.user)
 
     @property
     def is_live(self) -> bool:
         """Whether the replica's thread is alive, or not needed now. Sends nothing."""
-        return self._store.locks.thread.is_live
+        return self._store.user.thread.is_live
 
     def rejected(self) -> tuple[str, ...]:
         """Return the requests of this job store that the database rejects now. Sends nothing."""
-        return self._store.locks.rejections.reported()
+        return self._store.user.rejections.reported()
 
     def recurring_tasks(self) -> Sequence[StoredTask]:
         """Return the tasks of recurring jobs, at most 10,000: the ones that are due first.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        found = self._store._ask(self._store.locks.jobs.recurring)
+        found = self._store._ask(self._store._rows.recurring)
         if len(found) > MOST_RECURRING and not self._has_warned_of_most:
             self._has_warned_of_most = True
             logger.warning(
@@ -735,7 +744,7 @@ class SharedJobs:
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        row = self._store._ask(partial(self._store.locks.jobs.read, job_id=job_id, ended=True))
+        row = self._store._ask(partial(self._store._rows.read, job_id=job_id, ended=True))
         return None if row is None else self._store._shown(row)
 
 
@@ -746,8 +755,8 @@ def _unchangeable(job: StoredJob) -> str:
     )
 
 
-def _place(locks: LockClient) -> tuple[str, str]:
-    return locks.where, locks.table.fullname
+def _place(user: ReplicaUser) -> tuple[str, str]:
+    return user.where, user.table.fullname
 
 
 def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:

@@ -49,8 +49,25 @@ def job() -> None:
     """Stand for the job, which the simulation lets run."""
 
 
+class TravellingOutage:
+    """Tells whether a run that looks dead is believed to be."""
+
+    def __init__(self, stable: Callable[[], bool]) -> None:
+        self._is_stable = stable
+
+    @property
+    def stable(self) -> bool:
+        """Whether rows are believed."""
+        return self._is_stable()
+
+
+def _look_at_no_rights() -> Statements[None]:
+    """Do nothing, because the tables have all rights."""
+    yield from ()
+
+
 class TravellingClient:
-    """Sends what a look asks for.
+    """Sends what a look asks for, as a user of a replica and its database.
 
     :param cursor: returns the cursor of the statements
     :param protocol: the replica's protocol
@@ -62,14 +79,11 @@ class TravellingClient:
     ) -> None:
         self._cursor = cursor
         self._protocol = protocol
-        self._is_stable = stable
+        self.outage = TravellingOutage(stable)
         self.rejections = Rejections()
         self.settings = SimpleNamespace(timings=Timings())
-
-    @property
-    def stable(self) -> bool:
-        """Whether a run that looks dead is believed to be."""
-        return self._is_stable()
+        self.database = self
+        self.rights = SimpleNamespace(look=_look_at_no_rights)
 
     def ask(self, statement: Statement) -> Any:
         """Ask at once."""
@@ -82,10 +96,6 @@ class TravellingClient:
     def carrying_out(self, message: Message[Any]) -> Statement:
         """Return the statement that carries out a message."""
         return partial(self._protocol.execute, message=message)
-
-    def look_at_rights(self) -> Statements[None]:
-        """Do nothing, because the tables have all rights."""
-        yield from ()
 
 
 class OneJob:

@@ -17,7 +17,7 @@ from apscheduler_tasklock._runs.deferred_runs import LastRun, Outlook
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from benchmarks.fidelity.rules import TASK, TIMINGS, TaskLockWithLeader
 from benchmarks.fidelity.trace import Fire
-from tests.support.waist import LockProtocol, Message, ReadTasks, Resign
+from tests.support.waist import LockProtocol, Message, ReadTasks
 
 
 class LeaderClient:
@@ -28,6 +28,7 @@ class LeaderClient:
 
     def __init__(self, replica_id: str, protocol: LockProtocol, cursor: Callable[[], Any]) -> None:
         self.replica_id = replica_id
+        self.database = self
         self._protocol = protocol
         self._cursor = cursor
 
@@ -35,9 +36,9 @@ class LeaderClient:
         """Return the statement that carries out a message."""
         return partial(self._protocol.execute, message=message)
 
-    def begin_resign(self, row: str, leader_id: str) -> None:
-        """Give the leadership up."""
-        self._protocol.execute(self._cursor(), Resign(row, leader_id))
+    def begin_at_stop(self, message: Message[Any]) -> None:
+        """Send a message, such as that the leadership is given up."""
+        self._protocol.execute(self._cursor(), message)
 
 
 class Member:

@@ -9,10 +9,16 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.waist import Claim, ClaimRequest, ReleaseRequest, protocol_of, raw_cursor
+from tests.support.waist import (
+    Claim,
+    ClaimRequest,
+    LockClient,
+    ReleaseRequest,
+    protocol_of,
+    raw_cursor,
+)
 
 MAX_LOCK = 50.0
 

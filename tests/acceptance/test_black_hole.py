@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.claims import held
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
+from tests.support.waist import LockClient
 
 # What is promised of ``scheduler.shutdown()``, and until when Docker waits for the process.
 SHUTDOWN = 5.0

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from apscheduler_tasklock import HeldLock
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.replica import LockSettings
-from tests.support.waist import ClaimRequest
+from tests.support.waist import ClaimRequest, LockClient
 
 PROCESSES = 8
 TASKS = ("first", "second")

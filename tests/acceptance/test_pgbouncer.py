@@ -13,14 +13,13 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.claims import claim, held
 from tests.support.commands import PATIENT
 from tests.support.pgbouncer import PgBouncer, TooOldError
 from tests.support.postgres import Server
 from tests.support.programs import UnavailableError, skip_or_fail
-from tests.support.waist import Refusal
+from tests.support.waist import LockClient, Refusal
 
 Start = Callable[..., PgBouncer]
 

@@ -11,11 +11,10 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support import claims
 from tests.support.polling import eventually
-from tests.support.waist import Refusal
+from tests.support.waist import LockClient, Refusal
 
 
 def blocks(page: Path, language: str) -> list[str]:

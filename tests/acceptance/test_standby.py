@@ -12,12 +12,12 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import HeldLock, TaskLockDatabaseError, downgrade, upgrade
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support import claims
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.standby import Pair
+from tests.support.waist import LockClient
 
 pytestmark = pytest.mark.nightly
 

@@ -173,7 +173,7 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
     assert unreleased(connection) == 1
     stopping = threading.Thread(target=lambda: host.shutdown(replica.scheduler, wait=wait))
     stopping.start()
-    eventually(lambda: replica.executor.locks.closed)
+    eventually(lambda: replica.executor.user.closed)
     host.submit_late(replica.executor, late)
     eventually(lambda: not instances(replica.executor).get("late"))
     go_on.touch()
@@ -273,7 +273,7 @@ def test_a_dead_holders_window_is_run_again(
     replica = make_replica(lease=600, failover=True, poll_interval=0.3)
     replica.run_once(job("token"), job_id="first")  # what has to be started, is
     replica.one(EVENT_JOB_EXECUTED, "first")
-    replica.executor.locks.outage.believe()  # that it has seen the database for long enough
+    replica.executor.user.outage.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
     died = statements_of("dead", connection).send(
         ClaimRequest(

@@ -345,9 +345,9 @@ class LockTest(TransactionTestCase):
     def test_a_scheduler_that_was_imported_before_uses_it_as_well(self):
         from apscheduler.schedulers.background import BackgroundScheduler
         scheduler = BackgroundScheduler(executors={"default": executor})
-        self.assertFalse(executor.locks.where.endswith(repr(database_url().database)))
+        self.assertFalse(executor.user.where.endswith(repr(database_url().database)))
         scheduler.start()
-        self.assertTrue(executor.locks.where.endswith(repr(database_url().database)))
+        self.assertTrue(executor.user.where.endswith(repr(database_url().database)))
         scheduler.shutdown()
 """,
     )

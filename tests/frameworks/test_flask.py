@@ -226,7 +226,7 @@ def test_options_of_the_executor_and_of_the_scheduler_are_in_the_configuration(
     job = apscheduler.add_job(print, "interval", hours=1, id="print")
     assert job.coalesce is False
     executor = executors_of(apscheduler)["default"]
-    assert executor.locks.replica_id == "me"
+    assert executor.user.replica_id == "me"
     assert (executor.health().locked_jobs, executor.health().unlocked_jobs) == (0, 1)
     assert pool_size(executor) == 3
 

@@ -14,7 +14,6 @@ from sqlalchemy import Engine, create_engine
 from apscheduler_tasklock import _shutdown
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.settings import lock_settings
 from apscheduler_tasklock._shutdown import Closing
 from apscheduler_tasklock.executor import TaskLockExecutor
@@ -25,7 +24,7 @@ from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import NO_DATABASE, Replica
-from tests.support.waist import MemoryTaskLocks, use_stand_in, with_late_takeovers
+from tests.support.waist import LockClient, MemoryTaskLocks, use_stand_in, with_late_takeovers
 
 
 @pytest.fixture(autouse=True)

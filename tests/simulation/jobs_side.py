@@ -341,7 +341,7 @@ class JobsReplica(Replica):
     def _submit(self, submission: Submission) -> None:
         self.active.count(submission)
         try:
-            self.runs.submit(submission, self._client, self._notifier)
+            self.runs.submit(submission, self._client.locks, self._notifier)
         except RuntimeError:
             self.active.forget(submission)
             if self.stopped_at == inf:

@@ -12,14 +12,13 @@ from uuid import uuid4
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.outbox import Outbox
 from apscheduler_tasklock._lock import claim_attempts, heartbeat
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._runs import executor_run
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
 from tests.support.internals import undo_nothing
-from tests.support.waist import ClaimTimes
+from tests.support.waist import ClaimTimes, Database, HeldLocks
 
 
 def _nothing(*_: object) -> None:
@@ -84,7 +83,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim in doubt is not ended": (
         "hold",
-        lambda: replaced((LockClient, "withdraw", _nothing)),
+        lambda: replaced((HeldLocks, "withdraw", _nothing)),
     ),
     "a doubt is not noted": (
         "hold",
@@ -93,7 +92,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     "a claim that was refused when it was sent again is not ended": (
         "hold",
         lambda: replaced(
-            (LockClient, "_conclude", _method(_refused_is_refused, LockClient, "_conclude"))
+            (HeldLocks, "_conclude", _method(_refused_is_refused, HeldLocks, "_conclude"))
         ),
     ),
     "a hand-over that finds nothing is not sent again": (
@@ -110,7 +109,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim is sent once": (
         "windows",
-        lambda: replaced((LockClient, "_times", _method(_tried_once, LockClient, "_times"))),
+        lambda: replaced((Database, "times", _method(_tried_once, Database, "times"))),
     ),
     "a release is sent once": (
         "hold",

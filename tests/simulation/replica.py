@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from math import inf
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import greenlet
@@ -30,9 +31,8 @@ from apscheduler_tasklock import executor, lock
 from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.sequences import ask_here
 from apscheduler_tasklock._database.session import NoCursor
-from apscheduler_tasklock._lock import claim_attempts, client
+from apscheduler_tasklock._lock import claim_attempts
 from apscheduler_tasklock._lock.claims import Claimed, Report
-from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import seconds_from_last_renewal_to_end
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, RunOutcome
 from apscheduler_tasklock._runs import (
@@ -74,22 +74,28 @@ from tests.support.waist import (
     ClaimOutcome,
     ClaimRequest,
     ClaimTimes,
+    Closing,
+    Database,
     ExecutorParts,
     ExecutorRuns,
     Extend,
+    HeldLocks,
+    LockClient,
     MemoryTaskLocks,
     MissNote,
     MissNotes,
+    Outage,
     Refusal,
+    Released,
     ReleaseRequest,
     Renewal,
     Renewals,
     RerunRequest,
-    Resign,
     ScheduleNote,
     ScheduleNotes,
     Statements,
     Stop,
+    held_locks,
 )
 
 try:
@@ -115,7 +121,7 @@ ASKS_THE_TIME = (
     thread,
     watch,
 )
-ASKS_THE_DATE = (client, executor_runs, missed_runs)
+ASKS_THE_DATE = (held_locks, executor_runs, missed_runs)
 CALLS_THE_APPLICATION = (lock, executor_runs)
 
 
@@ -207,10 +213,19 @@ class _Release:
     future: Future[None]
 
 
-class SimulatedClient(LockClient):
-    """The lock client of a replica, whose rows are in memory.
+class SimulatedOutage(Outage):
+    """Whether the database is there, and the rows are believed: some time after a start."""
 
-    A claim is decided when it arrives at the database, everything else at once.
+    is_stable: Callable[[], bool] = staticmethod(lambda: True)
+
+    @property
+    def stable(self) -> bool:
+        """Whether rows are believed."""
+        return self.is_stable()
+
+
+class Lines:
+    """What a replica's statements meet on their way to the rows in memory.
 
     :ivar cut_until: until when claims and looks have no answer, on the virtual clock. Renewals and
         releases go on.
@@ -218,48 +233,45 @@ class SimulatedClient(LockClient):
     :ivar answers_take: seconds that the answers of claims take
     """
 
-    def __init__(
-        self,
-        locks: MemoryTaskLocks,
-        name: str,
-        template: LockClient,
-        world: World,
-        process: Process,
-        simulation: Simulation,
-    ) -> None:
-        super().__init__(replace(template.settings, replica_id=name, stand_in=locks))
-        self._world = world
-        self._process = process
-        self._simulation = simulation
-        self._statements = Statements(self._protocol)
-        self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
-        self.is_stable: Callable[[], bool] = lambda: True
+    def __init__(self, world: World, outage: Any) -> None:
         self.cut_until = self.rejected_until = -inf
         self.answers_take = 0.0
-        self._stepping = SteppingThread(world, process)
+        self._world = world
+        self._outage = outage
+
+    def is_cut(self) -> bool:
+        """Return whether there are no answers now; the replica then knows of an outage."""
+        is_cut = self._world.now < self.cut_until
+        self._outage.reason = "no answer" if is_cut else None
+        return is_cut
 
     @property
-    def thread(self) -> SteppingThread:
-        """What steps the queues."""
-        return self._stepping
+    def rejects(self) -> bool:
+        """Whether the database rejects what it is asked now."""
+        return self._world.now < self.rejected_until
 
-    @property
-    def stable(self) -> bool:
-        """Whether rows are believed: some seconds after the replica's start."""
-        return self.is_stable()
 
-    def ask(self, statement: Callable[[Any], Answer], _until: float = inf) -> Answer:
+class SimulatedDatabase(Database):
+    """The database of a replica, which answers at once."""
+
+    def __init__(self, client: SimulatedClient, simulation: Simulation) -> None:
+        super().__init__(client.replica, client.settings, Closing())
+        self.thread = client.stepping
+        self._clock = SimpleNamespace(note=lambda *_: None)  # the rows have the simulation's clock
+        self._lines = client.lines
+        self._name = client.replica_id
+        self._simulation = simulation
+
+    def ask(
+        self, statement: Callable[[Any], Answer], _until: float = inf, *, goes_first: bool = False
+    ) -> Answer:
         """Ask at once."""
-        if self._is_cut():
+        del goes_first
+        if self._lines.is_cut():
             raise TaskLockDatabaseError("no answer")
-        if self._world.now < self.rejected_until:
+        if self._lines.rejects:
             raise TaskLockSchemaError("a right is missing")
         return statement(NoCursor())
-
-    def _is_cut(self) -> bool:
-        is_cut = self._world.now < self.cut_until
-        self.outage.reason = "no answer" if is_cut else None
-        return is_cut
 
     def carrying_out(self, message: Any) -> Callable[[Any], Any]:
         """Tell the simulation what is noted in the history, because there is none in memory."""
@@ -267,15 +279,31 @@ class SimulatedClient(LockClient):
 
         def carry_out(cursor: Any) -> Any:
             if isinstance(message, MissNotes):
-                self._simulation.miss(self._process.name, message.notes)
+                self._simulation.miss(self._name, message.notes)
             if isinstance(message, ScheduleNotes):
-                self._simulation.reschedule(self._process.name, message.notes)
+                self._simulation.reschedule(self._name, message.notes)
             return send(cursor)
 
         return carry_out
 
-    def _learn(self, sent: float, database_time: datetime) -> None:
-        """Do nothing, because the rows have the simulation's clock."""
+    def begin_at_stop(self, message: Any) -> None:
+        """Send a message at once."""
+        self.protocol.execute(NoCursor(), message)
+
+
+class SimulatedLocks(HeldLocks):
+    """The locks of a replica. A claim is decided when it arrives, everything else at once."""
+
+    def __init__(
+        self, client: SimulatedClient, world: World, process: Process, simulation: Simulation
+    ) -> None:
+        super().__init__(client.replica, client.settings, client.database, client.closing)
+        self._client = client
+        self._lines = client.lines
+        self._world = world
+        self._process = process
+        self._simulation = simulation
+        self._statements = Statements(client.database.protocol)
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         """Call a function later, unless the replica is killed before."""
@@ -289,19 +317,19 @@ class SimulatedClient(LockClient):
 
     def begin_claims(self, attempts: Sequence[Any], most: int | None, tell: Report) -> None:
         """Begin claims, of which at most so many are granted."""
-        if self._is_cut():
+        if self._lines.is_cut():
             error = TaskLockDatabaseError("no answer")
             self._later(self.settings.claim_timeout, lambda: tell([(a, error) for a in attempts]))
             return
 
         def decide() -> None:
-            if self._world.now < self.rejected_until:
+            if self._lines.rejects:
                 rejected = TaskLockSchemaError("a right is missing")
                 tell([(attempt, rejected) for attempt in attempts])
                 return
             decided = list(self._decide_all(attempts, most))
-            if self.answers_take:
-                self._later(self.answers_take, lambda: self._take_in(decided, tell))
+            if self._lines.answers_take:
+                self._later(self._lines.answers_take, lambda: self._take_in(decided, tell))
             else:
                 self._take_in(decided, tell)
 
@@ -335,8 +363,8 @@ class SimulatedClient(LockClient):
 
     def _answer(self, request: Any) -> ClaimAnswer | None:
         if not isinstance(request, ClaimRequest):
-            return self._statements.rerun(request, ClaimTimes(stable=self.stable))
-        times = ClaimTimes(self.lag_of(request.run_time), None, self.stable)
+            return self._statements.rerun(request, ClaimTimes(stable=self.replica.outage.stable))
+        times = ClaimTimes(self._client.lag_of(request.run_time), None, self.replica.outage.stable)
         return self._statements.ask(Claim(request, times))
 
     def _held(self, request: ClaimRequest | RerunRequest, answer: ClaimAnswer) -> HeldLock:
@@ -366,10 +394,6 @@ class SimulatedClient(LockClient):
     def _monotonic(self, moment: datetime) -> float:
         return BEGIN + (moment - self._world.start_time).total_seconds()
 
-    def begin_resign(self, row: str, leader_id: str) -> None:
-        """Give the leadership up, at once."""
-        self._statements.ask(Resign(row, leader_id))
-
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Do nothing, because a claim that is under way at a stop is not granted."""
 
@@ -389,10 +413,9 @@ class SimulatedClient(LockClient):
         released = None if answer is None else Released(answer.locked_until, answer.retry_at)
         return _Release(released, future)
 
-    def released(
-        self, held: HeldLock, release: Any, seconds: float | None = None
-    ) -> Released | None:
-        """Return the answer of a release."""
+    def wait_for_release(self, release: Any, seconds: float | None = None) -> Released | None:
+        """Return the result of a release."""
+        del seconds
         released: Released | None = release.released
         return released
 
@@ -436,6 +459,33 @@ class SimulatedClient(LockClient):
         held.note_renewal(times.locked_until, times.run_until, self._monotonic(times.run_until))
         self._simulation.changed()
         return True
+
+
+class SimulatedClient(LockClient):
+    """The lock client of a replica, whose rows are in memory."""
+
+    def __init__(
+        self,
+        locks: MemoryTaskLocks,
+        name: str,
+        template: Any,
+        world: World,
+        process: Process,
+        simulation: Simulation,
+    ) -> None:
+        super().__init__(replace(template.settings, replica_id=name, stand_in=locks))
+        self.lag_of: Callable[[datetime | None], float] = lambda _run_time: 0.0
+        self.outage = self.replica.outage = SimulatedOutage(self.where)
+        self.lines = Lines(world, self.outage)
+        self.thread = self.stepping = SteppingThread(world, process)
+        self.database = SimulatedDatabase(self, simulation)
+        self.locks = SimulatedLocks(self, world, process, simulation)
+        self.note_methods()
+
+    @property
+    def closing(self) -> Closing:
+        """The stop of this client."""
+        return self._closing
 
 
 class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler has no types
@@ -715,12 +765,12 @@ class SimulatedExecutor(TaskLockExecutor):
         self._world = world
         self._process = process
         super().__init__(NO_DATABASE, replica_id=process.name, **options)
-        self.client = SimulatedClient(locks, process.name, self.locks, world, process, simulation)
+        self.client = SimulatedClient(locks, process.name, self.user, world, process, simulation)
         self.client.lag_of = self._lag
         self._begin(self.client)
 
-    def _begin(self, locks: Any) -> None:
-        super()._begin(locks)
+    def _begin(self, user: Any) -> None:
+        super()._begin(user)
         self._parts = NotingParts(**vars(self._parts), noted=self._simulation.changed)
         setattr(self._watch.looks, "wake", self._wake_looks)  # noqa: B010  # in place of a method
 
@@ -809,7 +859,7 @@ class SimulatedExecutor(TaskLockExecutor):
                 self._world.sleep(seconds)
             return answer
 
-        is_cut = self._world.now < self.client.cut_until
+        is_cut = self._world.now < self.client.lines.cut_until
         # Other errors are raised, because they are mistakes.
         ask_here(safe_look(self._watch) if is_cut else self._watch.look(), ask)
         if not is_cut:

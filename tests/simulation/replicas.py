@@ -281,7 +281,7 @@ class SimulatedReplicas:
             executor = SimulatedExecutor(
                 self, self._world, process, self._locks, local_now, **{**self._options, **options}
             )
-            executor.client.is_stable = lambda: self._now >= stable_from
+            executor.client.outage.is_stable = lambda: self._now >= stable_from
             scheduler = SimulatedScheduler(
                 local_now, executors={"default": executor}, timezone=self._zone
             )
@@ -345,7 +345,7 @@ class SimulatedReplicas:
         :param duration: seconds or ``timedelta``
         """
         seconds = parse_seconds(duration, "duration", "cut_off()")
-        self._find(replica).executor.client.cut_until = self._world.now + seconds
+        self._find(replica).executor.client.lines.cut_until = self._world.now + seconds
 
     def reject(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
         """Let the database reject a replica's claims and looks, as if a right was missing.
@@ -353,7 +353,7 @@ class SimulatedReplicas:
         :param duration: seconds or ``timedelta``
         """
         seconds = parse_seconds(duration, "duration", "reject()")
-        self._find(replica).executor.client.rejected_until = self._world.now + seconds
+        self._find(replica).executor.client.lines.rejected_until = self._world.now + seconds
 
     def delay_answers(self, replica: SimulatedReplica | str, delay: float | timedelta) -> None:
         """Let the answers of a replica's claims come late, as if it was suspended meanwhile.
@@ -361,7 +361,7 @@ class SimulatedReplicas:
         :param delay: seconds or ``timedelta``
         """
         seconds = parse_seconds(delay, "delay", "delay_answers()")
-        self._find(replica).executor.client.answers_take = seconds
+        self._find(replica).executor.client.lines.answers_take = seconds
 
     def break_pool(self, replica: SimulatedReplica | str, duration: float | timedelta) -> None:
         """Let a replica's pool of workers raise an error for each run that it is given.

@@ -22,8 +22,7 @@ from apscheduler_tasklock._database import (
 )
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import ReplicaThread
-from apscheduler_tasklock._lock import claim_attempts, client, heartbeat, releases, replica
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock import claim_attempts, heartbeat, releases, replica
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
 from apscheduler_tasklock._runs import driven_queue, leadership, presence
 from tests.simulation.faults import CLAIM_TIMEOUT, Place, Plan
@@ -42,19 +41,29 @@ from tests.simulation.world import (
     replaced,
 )
 from tests.support.waist import (
+    LockClient,
     MemoryTaskLocks,
     OnTheWay,
     Sent,
+    database_clock,
     executor_run,
     executor_runs,
+    held_locks,
     misfires,
     missed_runs,
+    rights,
+    user,
+    user_database,
 )
 
 ASKS_THE_TIME = (
     awaited_request,
     claim_attempts,
-    client,
+    user_database,
+    database_clock,
+    held_locks,
+    rights,
+    user,
     _shutdown,
     executor_run,
     executor_runs,
@@ -249,7 +258,7 @@ def simulating() -> Iterator[None]:
         stack.enter_context(
             replaced(
                 (awaited_request, "PlainFuture", VirtualFuture),
-                (client, "PlainFuture", VirtualFuture),
+                (user, "PlainFuture", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),
@@ -259,7 +268,7 @@ def simulating() -> Iterator[None]:
                 (replica, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
                 (thread, "threading", VirtualThreading()),
                 (_shutdown, "threading", VirtualThreading()),
-                (client, "flush_application", lambda _until: None),
+                (user, "flush_application", lambda _until: None),
                 (thread, "flush_application", lambda _until: None),
                 (lock, "call_application", call_application),
                 (executor_run, "call_application", call_application),

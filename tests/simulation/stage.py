@@ -12,7 +12,6 @@ from math import inf
 from typing import Any
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.testing.rule import Row
@@ -22,6 +21,7 @@ from tests.simulation.world import BEGIN, CLOCK, START, Process, World
 from tests.support.internals import end_database_threads
 from tests.support.waist import (
     ClaimRequest,
+    LockClient,
     MemoryProtocol,
     MemoryTaskLocks,
     Message,

@@ -214,21 +214,16 @@ class StoredProtocol(MemoryProtocol):
         return found._replace(new_window=not found.granted, waits=waits, withdrawn=is_withdrawn)
 
 
-class StoreLocks:
-    """The job store's client: that of the replica, but for the jobs' rows."""
+class StoreUser:
+    """The job store as a user of its replica: the replica's client, but for the jobs' rows."""
 
     def __init__(self, client: Any, jobs: Any) -> None:
         self._client = client
-        self.jobs = jobs
+        self.database = SimpleNamespace(jobs=jobs, ask=client.database.ask, ask_all=lambda _: None)
+        self.rights = SimpleNamespace(look=lambda: None)  # there are none in memory
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
-
-    def look_at_rights(self) -> None:
-        """Leave it: there are none in memory."""
-
-    def ask_all(self, _steps: Any) -> None:
-        pass
 
 
 class StoredReplica(JobsReplica):
@@ -241,7 +236,7 @@ class StoredReplica(JobsReplica):
         self._rows: StoredLocks = story.database.rows
         self.is_paused = False  # whether its scheduler is
         jobs: Any = story.database.on_the_way(process, self._rows)
-        self.locks: Any = StoreLocks(self._client, jobs)
+        self.user: Any = StoreUser(self._client, jobs)
         self.stored_runs = {ALIAS: self}
         told = SimpleNamespace(tell=lambda *_: None, forget=lambda *_: None, sum_up=lambda: None)
         codec = SimpleNamespace(
@@ -249,7 +244,7 @@ class StoredReplica(JobsReplica):
         )
         with story.world.acting(process):
             scheduler: Any = self
-            self.reader = DueJobs(self.locks, scheduler, ALIAS, codec, 1.0, told)  # type: ignore[arg-type]  # stand-ins
+            self.reader = DueJobs(self.user, scheduler, ALIAS, codec, 1.0, told)  # type: ignore[arg-type]  # stand-ins
 
     @property
     def is_running(self) -> bool:

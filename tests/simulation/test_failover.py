@@ -158,7 +158,7 @@ class TestWhenItIsRun:
 
             return ask
 
-        intercept_claims(heir.executor.client, after_an_outage)
+        intercept_claims(heir.executor.client.locks, after_an_outage)
         simulation.advance(minutes=20)
         assert not failures
         assert EVENT_TASK_LOCK_ERROR in [event.code for event in heir.events]

@@ -18,7 +18,6 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock._runs.known_tasks import KnownTasks
 from apscheduler_tasklock._runs.presence import Presence
@@ -37,6 +36,7 @@ from tests.support.waist import (
     ClaimOutcome,
     ClaimRequest,
     Extend,
+    LockClient,
     Refusal,
     Registration,
     RowLockedError,

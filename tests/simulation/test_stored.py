@@ -219,7 +219,7 @@ def _in_a_fleet(replicas: int, story: Any) -> None:
     stored_jobs(story)
     [replica] = story.replicas
     story.world.call_at(
-        BEGIN + 1.0, lambda: setattr(replica.locks.outage, "live_replicas", replicas)
+        BEGIN + 1.0, lambda: setattr(replica.user.outage, "live_replicas", replicas)
     )
 
 

@@ -9,10 +9,9 @@ import psycopg
 
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import Run
-from tests.support.waist import ClaimRequest, Refusal
+from tests.support.waist import ClaimRequest, HeldLocks, LockClient, Refusal
 
 # Renews a lease of 600 s each half second. No machine is so slow that it ends meanwhile.
 RENEWS_OFTEN = Timings(renewals_per_lease=1200)
@@ -37,7 +36,7 @@ class LaterThan:
         return f"<later than {self._token}>"
 
 
-def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
+def claim(locks: LockClient | HeldLocks, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
     """Claim a task as a job does. The default run time is now."""
     request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 600.0, **wanted})
     claimed = locks.claim(request)
@@ -45,7 +44,7 @@ def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Re
     return claimed
 
 
-def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
+def held(locks: LockClient | HeldLocks, task: str = "task", **wanted: Any) -> HeldLock:
     """Claim a task, and fail if the claim is refused."""
     claimed = claim(locks, task, **wanted)
     assert isinstance(claimed, HeldLock), claimed
@@ -55,7 +54,7 @@ def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
 def die(locks: LockClient, lock: HeldLock) -> None:
     """Stop renewing a claim, and never release it, like a killed process."""
     locks.thread.call(lambda: locks.replica.heartbeat.remove(lock))
-    locks._running.pop(lock.claim_id, None)
+    locks.locks._running.pop(lock.claim_id, None)
     lock.end()
 
 

@@ -80,7 +80,7 @@ def wait_until_decided(executor: Any) -> None:
         is_taken_in = threading.Event()
         queue.call(is_taken_in.set)
         assert is_taken_in.wait(60)
-    assert executor.locks.wait_for_claims(60)
+    assert executor.user.locks.wait_for_claims(60)
 
 
 def pool_of(executor: Any) -> Any:
@@ -118,7 +118,7 @@ def look_interval(executor: Any) -> float:
 
 def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process without a shutdown."""
-    executor.locks.close()
+    executor.user.close()
     executor._watch.looks.close()
 
 
@@ -203,8 +203,8 @@ def fail_once_while_runs_are(doing: str, executor: Any) -> None:
     :param doing: ``"claimed"``, ``"asked for"`` or ``"given"``
     """
     owner, name = {
-        "claimed": (executor.locks, "attempt"),
-        "asked for": (executor.locks, "begin_claims"),
+        "claimed": (executor.user.locks, "attempt"),
+        "asked for": (executor.user.locks, "begin_claims"),
         "given": (executor._runs, "_begin_to_give"),
     }[doing]
     works, failed = getattr(owner, name), []

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.deferred_runs import Outlook
 from apscheduler_tasklock._runs.leadership import FollowerRun, Leadership
 from apscheduler_tasklock._runs.queue import RunQueue
@@ -60,7 +59,7 @@ LEADER_MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]
     ),
     "a leader never gives its leadership up": (
         "the leader stops",
-        lambda: replaced((LockClient, "begin_resign", lambda *_: None)),
+        lambda: replaced((Leadership, "_resign", lambda *_: None)),
     ),
     "only what is known to lead gives its leadership up": (
         "a replica stops while it takes the leadership",

@@ -59,15 +59,15 @@ def restore(proxy: Proxy) -> None:
 
 def why_unavailable(replica: Replica) -> str | None:
     """Return why the database is unavailable, as the replica knows it."""
-    found: str | None = replica.executor.locks.outage.reason
+    found: str | None = replica.executor.user.outage.reason
     return found
 
 
 def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """Return a list that grows with each answered look of a replica for dead runs."""
     looks: list[Sequence[str]] = []
-    locks = replica.executor.locks
-    reading = locks.reading
+    database = replica.executor.user.database
+    reading = database.reading
 
     def count(names: Sequence[str], always: Sequence[str] = ()) -> Any:
         read = reading(names, always)
@@ -79,7 +79,7 @@ def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Seque
 
         return counted
 
-    monkeypatch.setattr(locks, "reading", count)
+    monkeypatch.setattr(database, "reading", count)
     return looks
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
@@ -38,7 +39,8 @@ from apscheduler_tasklock._database.wire import (
     wait_for,
 )
 from apscheduler_tasklock._doctor.remedies import end_of, reset_of, set_by
-from apscheduler_tasklock._lock import claim_attempts
+from apscheduler_tasklock._lock import claim_attempts, database_clock, held_locks, rights, user
+from apscheduler_tasklock._lock import database as user_database
 from apscheduler_tasklock._lock.always_granted import Unlocked
 from apscheduler_tasklock._lock.claim_attempts import (
     AnyAttempt,
@@ -49,8 +51,9 @@ from apscheduler_tasklock._lock.claim_attempts import (
     StoredClaimAttempt,
     TimedAnswer,
 )
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.database import Database
 from apscheduler_tasklock._lock.database_clock import DatabaseClock
+from apscheduler_tasklock._lock.held_locks import HeldLocks
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.outcomes import NOT_BEGUN, ClaimOutcome, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.parameters import Parameters, Unsent, sent
@@ -100,10 +103,11 @@ from apscheduler_tasklock._lock.protocol_messages import (
     StoredClaims,
     TaskRow,
 )
-from apscheduler_tasklock._lock.releases import Release
+from apscheduler_tasklock._lock.releases import Release, Released
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._lock.words import printable
 from apscheduler_tasklock._runs import executor_run, executor_runs, misfires, missed_runs
 from apscheduler_tasklock._runs.active_submissions import ActiveSubmissions
@@ -169,6 +173,7 @@ __all__ = [
     "Claims",
     "ClosedDeadRun",
     "Closing",
+    "Database",
     "EndLease",
     "ExecutorParts",
     "ExecutorRun",
@@ -176,6 +181,7 @@ __all__ = [
     "Extend",
     "GiveUp",
     "GrantLimitError",
+    "HeldLocks",
     "JobKey",
     "JobMove",
     "KnownTasks",
@@ -195,6 +201,7 @@ __all__ = [
     "NoAnswerError",
     "Notifier",
     "OnTheWay",
+    "Outage",
     "Parameters",
     "Pauser",
     "PlainFuture",
@@ -206,6 +213,7 @@ __all__ = [
     "Registrations",
     "ReleaseAnswer",
     "ReleaseRequest",
+    "Released",
     "Releases",
     "RemoveReplicas",
     "Renewal",
@@ -240,6 +248,7 @@ __all__ = [
     "believing",
     "call_on_its_loop",
     "class_row",
+    "database_clock",
     "dict_row",
     "end_of",
     "entries_in_words",
@@ -249,6 +258,7 @@ __all__ = [
     "findings_of",
     "headline_of",
     "hear_of_probes",
+    "held_locks",
     "intercept_claims",
     "intercept_reports",
     "is_takeover",
@@ -269,6 +279,7 @@ __all__ = [
     "replica_headline",
     "reset_of",
     "retry_of",
+    "rights",
     "rows_of",
     "runs_nothing_in_words",
     "send_registrations",
@@ -282,6 +293,8 @@ __all__ = [
     "tasks_of_one",
     "text_of",
     "use_stand_in",
+    "user",
+    "user_database",
     "wait_for",
     "wire_to",
     "with_findings",
@@ -586,7 +599,46 @@ def attempt(request: ClaimRequest | RerunRequest, context: ClaimContext) -> AnyA
 
 def release_to_send(protocol: Any, message: ReleaseRequest) -> Release:
     """Return the request of a release, which is sent as the test says."""
-    return Release(protocol, message, Closing(), inf, Timings(), Rejections())
+    replica: Any = SimpleNamespace(
+        settings=SimpleNamespace(timings=Timings()), releasing=Closing(), rejections=Rejections()
+    )
+    return Release(replica, protocol, message, inf)
+
+
+class LockClient(ReplicaUser):
+    """A user of a replica that claims without a scheduler, with what tests ask of it in one object.
+
+    The library has these methods in the user's ``locks``, ``database`` and ``rights``.
+    """
+
+    def __init__(self, settings: LockSettings, replica: Any = None) -> None:
+        super().__init__(settings, replica)
+        self.note_methods()
+
+    def note_methods(self) -> None:
+        """Take over the methods of the user's parts, also after a test has replaced one."""
+        self.attempt = self.locks.attempt
+        self.begin_claim = self.locks.begin_claim
+        self.begin_claims = self.locks.begin_claims
+        self.begin_release = self.locks.begin_release
+        self.claim = self.locks.claim
+        self.extend = self.locks.extend
+        self.release = self.locks.release
+        self.renew_now = self.locks.renew_now
+        self.wait_for_claims = self.locks.wait_for_claims
+        self.what_runs = self.locks.what_runs
+        self.withdraw = self.locks.withdraw
+        self.ask = self.database.ask
+        self.ask_all = self.database.ask_all
+        self.carrying_out = self.database.carrying_out
+        self.jobs = self.database.jobs
+        self.reading = self.database.reading
+        self.check = self.rights.check
+
+    @property
+    def stable(self) -> bool:
+        """Whether the database is available, and the rows are believed."""
+        return self.outage.stable
 
 
 def send_together(cursor: Any, attempts: Sequence[Any], **more: Any) -> list[Any]:

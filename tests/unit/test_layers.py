@@ -47,12 +47,13 @@ other.close()
 """
 
 CLAIMS = """
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.user import ReplicaUser
 from apscheduler_tasklock._lock.protocol_messages import (ClaimRequest)
 from apscheduler_tasklock.lock import HeldLock
 
-locks = LockClient(LockSettings(url, "one"))
+user = ReplicaUser(LockSettings(url, "one"))
+locks = user.locks
 held = locks.claim(ClaimRequest("task", min_lock=0, max_lock=60, lease=20))
 assert isinstance(held, HeldLock)
 refusal = locks.claim(ClaimRequest("task", min_lock=0, max_lock=60))
@@ -61,7 +62,7 @@ assert locks.release(held) is not None
 again = locks.claim(ClaimRequest("task", min_lock=0, max_lock=60))
 print("tokens grow", again.token > held.token)
 assert locks.release(again) is not None
-locks.close()
+user.close()
 """
 
 
@@ -79,7 +80,7 @@ def run_without_apscheduler(
     )
 
 
-@pytest.mark.parametrize("script", [HOLDS, CLAIMS], ids=["TaskLocks", "LockClient"])
+@pytest.mark.parametrize("script", [HOLDS, CLAIMS], ids=["TaskLocks", "ReplicaUser"])
 def test_the_lock_is_used_without_apscheduler(
     database_url: str, checkout: Path, script: str
 ) -> None:

@@ -26,7 +26,7 @@ class Locks:
 
     def __init__(self) -> None:
         self.functions: list[Callable[[], object]] = []
-        self.thread = self
+        self.thread = self.database = self
 
     def add_recurring(self, _looks: Looks) -> None: ...
 

@@ -54,7 +54,8 @@ class Client:
             history=100, keep_one_offs=KEEP_ONE_OFFS, timings=Timings(unasked_after=0.0)
         )
         self.rejections = Rejections()
-        self.longest_doubt = 3600.0
+        self.database: Any = self
+        self.locks: Any = SimpleNamespace(longest_doubt=3600.0)
         self.outage: Any = SimpleNamespace(has_covered=lambda *_span: False)
         self.replica_id = "web-2"
         self.answer: Callable[[Sequence[MissNote]], set[str]] = lambda _notes: set()
@@ -170,7 +171,7 @@ def test_of_the_causes_of_a_run_time_the_one_that_holds_for_all_replicas_is_told
 ) -> None:
     """A pause, an outage, a run in the way, what is so on this replica, and what it only infers."""
     causes = ("paused", "database", "running", "misfire", "unasked")
-    client.longest_doubt = 0.0
+    client.locks.longest_doubt = 0.0
     for number, pair in enumerate(permutations(causes, 2)):
         for cause in pair:
             missed.note_missed(request(task=f"{number}"), MissCause(cause), cause)
@@ -225,11 +226,12 @@ def test_max_instances_is_the_cause_only_where_nothing_keeps_all_replicas_from_r
         RunningRun("job", 6, "web-2", began, lost=True),
         *([RunningRun("job", 7, "web-2", began)] if has_lock else []),
     ]
-    locks: Any = SimpleNamespace(outage=outage, replica_id="web-2", what_runs=lambda: runs)
+    locks = SimpleNamespace(what_runs=lambda: runs)
+    user: Any = SimpleNamespace(outage=outage, replica_id="web-2", locks=locks)
     job: Any = SimpleNamespace(task_name="job", job=SimpleNamespace(max_instances=1))
     cause, reason = too_many_instances(
         job,
-        locks,
+        user,
         is_running=is_running,
         is_deferred=waits_for == "run",
         waits_for_worker=waits_for == "worker",
@@ -439,7 +441,7 @@ class TestRunTimesOfAStoredJob:
         told: tuple[str, str],
     ) -> None:
         spans: list[tuple[float, float]] = []
-        client.longest_doubt = 0.0
+        client.locks.longest_doubt = 0.0
         client.outage = SimpleNamespace(has_covered=lambda *span: spans.append(span) or is_away)
         missed.note_stored(request(), lambda: [stretch(0, 240, 5, cause)])
         [note] = tell(missed, client)

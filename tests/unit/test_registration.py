@@ -42,10 +42,11 @@ class Version(Replica):
         self.rejections = Rejections()
         self.settings = SimpleNamespace(timings=Timings())
         # As much as it asks of them.
-        locks: Any = self
+        self.database: Any = self
+        user: Any = self
         known = KnownTasks()
         known.add("task", KEY, None)
-        self._registrar = Registrar(locks, known, self._registration, lambda _key: True)
+        self._registrar = Registrar(user, known, self._registration, lambda _key: True)
 
     def _registration(self, _key: Any) -> Registration:
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)

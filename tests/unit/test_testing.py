@@ -169,7 +169,7 @@ class TestUnlocked:
             assert finished(replica) == ("job", 1, False, {"a": 1})
             granted = replica.one(EVENT_TASK_LOCK_GRANTED)
             assert (granted.task_name, granted.token) == ("job", 1)
-            assert granted.holder == replica.executor.locks.replica_id
+            assert granted.holder == replica.executor.user.replica_id
 
     def test_each_replica_is_granted_the_same_run_time(self, make: Make) -> None:
         with unlocked():
@@ -279,7 +279,7 @@ class TestUnlocked:
             scheduler.add_jobstore(store)
             with pytest.raises(TaskLockStateError, match="memory store"):
                 scheduler.start()
-            assert store.locks.outage.reason is None
+            assert store.user.outage.reason is None
 
     def test_nothing_stands_in_afterwards(self) -> None:
         locks = TaskLocks(NO_DATABASE, claim_timeout=0.1)

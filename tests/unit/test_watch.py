@@ -23,7 +23,6 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
 from apscheduler_tasklock._database.sqlstates import ConflictError
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import MOST_HANDOVERS, RunOutcome, WindowAfter
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._runs.deferred_runs import DeferredRuns, InTheWay, Outlook
@@ -44,6 +43,7 @@ from tests.support.waist import (
     ClosedDeadRun,
     EndLease,
     GiveUp,
+    LockClient,
     Message,
     ReadTasks,
     Registration,
@@ -329,8 +329,8 @@ def test_the_executor_knows_the_leases_of_its_jobs_before_they_fire(
     replica.scheduler.add_job(print, "interval", days=1, id="first")
     replica.start()
     try:
-        replica.executor.locks.check()
-        replica.executor.locks.outage.believe()
+        replica.executor.user.rights.check()
+        replica.executor.user.outage.believe()
         for job_id in ("first", "later"):
             if job_id == "later":
                 replica.scheduler.add_job(print, "interval", days=1, id=job_id)
@@ -512,7 +512,7 @@ def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Ro
     replica = Replica(database_url, max_workers=1, lease=30, failover=True, poll_interval=0.2)
     replica.start()
     try:
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         long = replica.scheduler.add_job(lambda: go_on.wait(60), "interval", days=1, id="long")
         rows.dead("long", runs=what_runs(long))
         replica.one(EVENT_TASK_LOCK_GRANTED, "long")
@@ -569,19 +569,25 @@ def test_it_is_taken_over_so_many_times(
     assert bool(found.given_up) == given_up
 
 
-class SlowLocks(LockClient):
-    """Locks of a replica that is slow: another one gives the run up that this one has just read."""
+def slow(locks: LockClient, monkeypatch: pytest.MonkeyPatch) -> LockClient:
+    """Let a replica be slow: another one gives the run up that this one has just read."""
+    carrying_out = locks.database.carrying_out
 
-    def carrying_out(self, message: Message[Any]) -> Any:
-        send = super().carrying_out(message)
+    def carried_out_twice(message: Message[Any]) -> Any:
+        send = carrying_out(message)
         twice = isinstance(message, GiveUp)
         return lambda cursor: (send(cursor) if twice else None, send(cursor))[1]
 
+    monkeypatch.setattr(locks.database, "carrying_out", carried_out_twice)
+    return locks
 
-def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, rows: Rows) -> None:
+
+def test_of_two_replicas_that_give_a_run_up_one_reports_it(
+    database_url: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows.dead("task")
     rows.set("task", deaths=3)
-    with closing(SlowLocks(patient(database_url))) as locks:
+    with closing(slow(LockClient(patient(database_url)), monkeypatch)) as locks:
         locks.check()
         locks.outage.believe()
         found = Found(locks, rows)

@@ -15,7 +15,7 @@ from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock.schema.table import quoted_name
 
 
-@lru_cache(maxsize=512)  # each client of a replica has the same 100 statements
+@lru_cache(maxsize=512)  # each user of a replica has the same 100 statements
 def _numbered(template: str, types: tuple[tuple[str, str], ...]) -> tuple[str, Sequence[str]]:
     """Return a template's text with numbered placeholders, and their names in that order."""
     names: list[str] = []

@@ -179,8 +179,9 @@ class StoreWithDueJobs(StoreInPlace):
         return min((row.next_run_time for row in self._due_rows()), default=None)
 
     def _due_rows(self) -> list[Any]:
-        read = partial(self.locks.jobs.read_due, most={"default": 100})
-        return [found.row for found in self.locks.ask(read).jobs]
+        database = self.user.database
+        read = partial(database.jobs.read_due, most={"default": 100})
+        return [found.row for found in database.ask(read).jobs]
 
 
 def wrap_default_of(scheduler: type[BaseScheduler]) -> None:

@@ -227,7 +227,7 @@ def test_what_others_have_run_is_not_claimed_one_by_one(
     assert ran([two]) == {f"job {number}": 1 for number in range(100, 120)}
     refused = [event for event in two.events if event.code == EVENT_TASK_LOCK_REFUSED]
     assert {(event.reason, event.holder) for event in refused} == {
-        ("window", one.executor.locks.replica_id)
+        ("window", one.executor.user.replica_id)
     }
     assert len(sent) < 100  # of which 40 claim and release what has to be run
 

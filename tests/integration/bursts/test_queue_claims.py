@@ -12,7 +12,6 @@ import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._lock.claims import Claimed
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held, row
 from tests.support.faults import CLAIM, Fault
@@ -20,7 +19,7 @@ from tests.support.internals import fail_after_a_claims_answer
 from tests.support.outages import refuse, restore
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.waist import AnyAttempt, ClaimOutcome, ClaimRequest, Refusal
+from tests.support.waist import AnyAttempt, ClaimOutcome, ClaimRequest, LockClient, Refusal
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]

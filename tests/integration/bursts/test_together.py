@@ -17,7 +17,6 @@ from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks, upgrade
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import AHEAD, LaterThan, claim, die, held, row
@@ -27,6 +26,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
 from tests.support.waist import (
+    LockClient,
     Message,
     Refusal,
     RerunRequest,

@@ -27,11 +27,11 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.polling import eventually
 from tests.support.postgres import Server
 from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -225,8 +225,8 @@ class TestRole:
         told = [record.getMessage() for record in caplog.records]
         told += [record.exc_text or "" for record in caplog.records]
         told += [repr(event) + repr(vars(event)) for event in replica.events]
-        told += [repr(value) for value in vars(replica.executor.locks).values()]
-        told += [repr(replica.executor), repr(replica.executor.locks), str(capfd.readouterr())]
+        told += [repr(value) for value in vars(replica.executor.user).values()]
+        told += [repr(replica.executor), repr(replica.executor.user), str(capfd.readouterr())]
         assert "hunter2" not in "\n".join(told)
 
 

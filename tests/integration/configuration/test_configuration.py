@@ -112,7 +112,7 @@ def test_an_ini_file(started: Started, database_url: str, connection: Connection
     """)
     executor = started(BackgroundScheduler(dict(parser["scheduler"])))
     assert ran(connection)[0] == timedelta(minutes=30)
-    assert executor.locks.settings.claim_timeout == 7.5
+    assert executor.user.settings.claim_timeout == 7.5
 
 
 def test_flask_apschedulers_settings(

@@ -23,13 +23,12 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome, WindowAfter
 from apscheduler_tasklock.status import RunningRun
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role
-from tests.support.waist import Refusal, Renewal, Replica, Stop
+from tests.support.waist import LockClient, Refusal, Renewal, Replica, Stop
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 

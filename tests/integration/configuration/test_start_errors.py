@@ -178,10 +178,10 @@ class TestTheDatabaseOfTheEnvironment:
     def test_flask_takes_it_last(self, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TASKLOCK_DATABASE_URL", database_url)
         app = Flask("application")
-        assert TaskLockScheduler(app).executor.locks.where == TaskLockExecutor().locks.where
+        assert TaskLockScheduler(app).executor.user.where == TaskLockExecutor().user.where
         app = Flask("another")
         app.config["SQLALCHEMY_DATABASE_URI"] = "postgresql://elsewhere/app"
-        assert "elsewhere" in TaskLockScheduler(app).executor.locks.where
+        assert "elsewhere" in TaskLockScheduler(app).executor.user.where
 
     @pytest.mark.parametrize("database", [None, ""])
     def test_without_it_the_error_names_it(

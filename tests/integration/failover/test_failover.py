@@ -31,7 +31,6 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._runs.watch import Watch
 from tests.support import claims, outages
 from tests.support.claims import LaterThan, end_lease, row
@@ -39,7 +38,7 @@ from tests.support.outages import count_looks
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.schedulers import Replica
-from tests.support.waist import Ask, intercept_claims
+from tests.support.waist import Ask, LockClient, intercept_claims
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -90,7 +89,7 @@ def make_heir(make_replica: MakeReplica) -> MakeReplica:
 
     def make(*arguments: Any, start: bool = True, **options: Any) -> Replica:
         replica = make_replica(*arguments, start=False, **{**often, **options})
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         if start:
             replica.scheduler.start()
         return replica
@@ -187,13 +186,13 @@ class TestWhatIsRun:
         end_lease(connection)
         replica = make_heir(start=False)
         second = TaskLockExecutor(
-            replica.executor.locks.settings.database,
+            replica.executor.user.settings.database,
             executor={"type": "threadpool", "max_workers": 1},
             failover=True,
             lease=600,
             replica_id="second",
         )
-        second.locks.outage.believe()
+        second.user.outage.believe()
         replica.scheduler.add_executor(second, "second")
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         replica.scheduler.start(paused=True)
@@ -245,10 +244,9 @@ class TestLooking:
         died = holder()
         replica = make_heir()
         asked: list[Any] = []
-        read = replica.executor.locks.reading
-        monkeypatch.setattr(
-            replica.executor.locks, "reading", lambda *names: asked.append(names) or read(*names)
-        )
+        database = replica.executor.user.database
+        read = database.reading
+        monkeypatch.setattr(database, "reading", lambda *names: asked.append(names) or read(*names))
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
@@ -279,14 +277,14 @@ class TestLooking:
             def ask(attempts: Any, most: Any, tell: Any) -> None:
                 def tell_late(decided: Any) -> None:
                     refused.set()
-                    eventually(lambda: replica.executor.locks.closed)
+                    eventually(lambda: replica.executor.user.closed)
                     tell(decided)
 
                 send(attempts, most, tell_late)
 
             return ask
 
-        undo = intercept_claims(replica.executor.locks, slowly)
+        undo = intercept_claims(replica.executor.user.locks, slowly)
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
@@ -296,7 +294,7 @@ class TestLooking:
         undo()
         end_lease(connection)
         replica.start()
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         assert replica.one(EVENT_JOB_EXECUTED).retval == (LaterThan(died.token), True)
         until_looked(replica)
@@ -466,7 +464,7 @@ def test_in_a_large_fleet_a_replica_believes_later_that_a_holder_died(
     )
     replica = make_replica(start=False)
     replica.scheduler.add_job(token_and_takeover, "interval", days=1, id="job")
-    outage = replica.executor.locks.outage
+    outage = replica.executor.user.outage
     alone = outage.grace
     replica.start()
     eventually(lambda: outage.grace > alone)

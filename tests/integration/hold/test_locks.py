@@ -20,7 +20,6 @@ from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
 from apscheduler_tasklock._database.thread import ReplicaThread
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -32,7 +31,7 @@ from tests.support.claims import AHEAD, claim, die, held, pids, row
 from tests.support.commands import PATIENT
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
-from tests.support.waist import Refusal, takeover_of
+from tests.support.waist import LockClient, Refusal, takeover_of
 
 MakeLocks = Callable[..., LockClient]
 KnownTask = Callable[[str], None]

@@ -149,12 +149,12 @@ def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_chil
 def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_child(
     executor: TaskLockExecutor,
 ) -> None:
-    executor.locks.release(held(executor.locks, **TIMES))
+    executor.user.locks.release(held(executor.user.locks, **TIMES))
 
     def use() -> None:
-        locks = executor.locks
+        locks = executor.user.locks
         lock = held(locks, **TIMES)
-        locks.outage.begin(TaskLockDatabaseError("as if it were"))
+        locks.replica.outage.begin(TaskLockDatabaseError("as if it were"))
         locks.release(lock)
         executor.shutdown()
 
@@ -196,7 +196,7 @@ def test_a_child_has_threads_of_its_own_for_coroutines(make_task_locks: MakeTask
 
 def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExecutor) -> None:
     """As where a job has kept them. It would use its parent's connection."""
-    parents = executor.locks
+    parents = executor.user.locks
     parents.release(held(parents, **TIMES))
 
     def claim() -> None:
@@ -223,7 +223,7 @@ def test_locks_that_a_parent_has_closed_stay_closed_in_its_child(
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     executor: TaskLockExecutor, connection: Connection
 ) -> None:
-    lock = held(executor.locks, min_lock=0, max_lock=600, lease=180)
+    lock = held(executor.user.locks, min_lock=0, max_lock=600, lease=180)
 
     def backends() -> list[Any]:
         lock.extend(1)
@@ -231,26 +231,26 @@ def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
         return connection.execute(f"{ours} ORDER BY 1").fetchall()
 
     def close() -> None:
-        executor.locks.close()
+        executor.user.close()
         gc.collect()
 
     parents = backends()
     assert len(parents) == 1
     assert status_of_child(close) == 0
     assert backends() == parents
-    executor.locks.release(lock)
+    executor.user.locks.release(lock)
 
 
 def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLockExecutor) -> None:
-    executor.locks.release(held(executor.locks, **TIMES))
+    executor.user.locks.release(held(executor.user.locks, **TIMES))
 
     def use() -> None:
-        locks = executor.locks
-        before = locks.ask(attrgetter("connection"))
+        locks = executor.user.locks
+        before = locks.database.ask(attrgetter("connection"))
         lock = held(locks, **TIMES)
         lock.extend(1)
         locks.release(lock)
-        assert locks.ask(attrgetter("connection")) is before
+        assert locks.database.ask(attrgetter("connection")) is before
 
     assert status_of_child(use) == 0
 
@@ -300,15 +300,15 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
 
     def live() -> None:
         """Hold a lock until it was renewed some times."""
-        locks = replica.executor.locks
-        lock = held(locks, "childs", **TIMES)
+        user = replica.executor.user
+        lock = held(user.locks, "childs", **TIMES)
         first = lock.locked_until
         eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
         threads = sorted(thread.name for thread in threading.enumerate())
         assert [name for name in threads if name.startswith("tasklock")] == ["tasklock"]
         assert not lock.lost
-        locks.release(lock)
-        locks.close()
+        user.locks.release(lock)
+        user.close()
 
     def job() -> tuple[int, HeldLock | None, bool]:
         status = status_of_child(live)
@@ -327,13 +327,13 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
 
 
 def test_each_child_is_a_replica_of_its_own(executor: TaskLockExecutor) -> None:
-    parents = executor.locks.replica_id
+    parents = executor.user.replica_id
 
     def check() -> None:
-        assert executor.locks.replica_id == f"{parents} child {os.getpid()}"
+        assert executor.user.replica_id == f"{parents} child {os.getpid()}"
 
     assert status_of_child(check) == 0
-    assert executor.locks.replica_id == parents
+    assert executor.user.replica_id == parents
 
 
 def test_a_childs_task_locks_claim_as_a_replica_of_their_own_and_leave_the_parents_alone(
@@ -371,7 +371,7 @@ def test_a_childs_copy_of_a_scheduler_that_led_leads_under_an_id_of_its_own(
         replica.scheduler.start()
         replica.scheduler.add_job(print, "interval", hours=1, id="job")
         eventually(lambda: replica.executor.is_leader)
-        leader = replica.executor.locks.ask(
+        leader = replica.executor.user.database.ask(
             lambda cursor: cursor.execute(
                 "SELECT locked_by FROM task_lock WHERE task_name LIKE '%leader:'"
             ).fetchone()

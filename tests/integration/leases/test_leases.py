@@ -29,8 +29,6 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock._lock import client as client_module
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support import claims, pool_jobs
 from tests.support.claims import RENEWS_OFTEN, end_lease, row
 from tests.support.hosts import AsyncIO, Host
@@ -39,7 +37,7 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
-from tests.support.waist import Renewals, met
+from tests.support.waist import LockClient, Renewals, held_locks, met
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., LockClient]
@@ -250,7 +248,7 @@ def test_extend_waits_for_a_row_that_somebody_has_locked(
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "EXTEND_TIMEOUT", 60.0)
+    monkeypatch.setattr(held_locks, "EXTEND_TIMEOUT", 60.0)
     locks = make_locks(claim_timeout=180)
     held = hold(locks, lease=180, max_lock=600)
     first = held.run_until

@@ -14,7 +14,6 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
@@ -24,7 +23,7 @@ from tests.support.internals import waiting_in
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
-from tests.support.waist import Refusal, retry_of
+from tests.support.waist import LockClient, Refusal, retry_of
 
 MakeLocks = Callable[..., LockClient]
 
@@ -228,7 +227,7 @@ def test_one_is_given_up_by_close_also_if_the_databases_thread_stood_still_meanw
         begun.set()
         is_closed.wait(60)
 
-    locks.replica.database.call(stand_still)
+    locks.replica.thread.call(stand_still)
     assert begun.wait(60)
     locks.close(blocking=True)
     is_closed.set()

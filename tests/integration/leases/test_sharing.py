@@ -183,7 +183,7 @@ def test_an_executor_that_is_removed_leaves_the_others_working(
     shared = make(direct_url)
     shared.works(key, executor="second")
     shared.scheduler.remove_executor("second")
-    assert shared.second.locks.closed
+    assert shared.second.user.closed
     shared.works(key)
     shared.works(key, jobstore="memory")
     assert connections() == 1
@@ -209,7 +209,7 @@ def test_an_executor_that_is_drained_leaves_the_others_working(
     assert shared.first.drain(10)
     shared.works(key, executor="second")
     shared.works(key, executor="second", jobstore="memory")
-    assert not shared.second.locks.closed
+    assert not shared.second.user.closed
 
 
 def test_what_others_ask_is_sent_again_after_an_executor_was_drained(
@@ -234,14 +234,14 @@ def test_a_store_that_is_removed_leaves_executors_working_and_listens_no_more(
     make: Make, direct_url: str, key: str, connections: Callable[[], int]
 ) -> None:
     shared = make(direct_url)
-    eventually(lambda: shared.first.locks.replica.database.listens)
+    eventually(lambda: shared.first.user.replica.thread.listens)
     shared.scheduler.remove_jobstore("default")
-    eventually(lambda: not shared.first.locks.replica.database.listens)
+    eventually(lambda: not shared.first.user.replica.thread.listens)
     shared.works(key, jobstore="memory")
     assert connections() == 1
     shared.scheduler.add_jobstore(shared.store, "default")
     shared.works(key)
-    eventually(lambda: shared.first.locks.replica.database.listens)
+    eventually(lambda: shared.first.user.replica.thread.listens)
 
 
 def test_each_holds_locks_under_its_own_name(
@@ -267,7 +267,7 @@ def test_each_holds_locks_under_its_own_name(
     shared.scheduler.resume()
     eventually(lambda: all(ran[task] for task in tasks))
     holders = dict(connection.execute("SELECT task_name, locked_by FROM task_lock").fetchall())
-    expected = [shared.first.locks.replica_id, shared.second.locks.replica_id]
+    expected = [shared.first.user.replica_id, shared.second.user.replica_id]
     assert [holders[f"memory:{task}"] for task in tasks] == expected * 10
 
 
@@ -280,12 +280,12 @@ def test_a_forked_child_has_connections_of_its_own_and_the_parent_keeps_its_own(
     shared.works(key)
 
     def use() -> None:
-        for locks in (shared.first.locks, shared.second.locks, shared.store.locks):
-            locks.check()
-            locks.close(blocking=True)
+        for user in (shared.first.user, shared.second.user, shared.store.user):
+            user.rights.check()
+            user.close(blocking=True)
         again = Shared(direct_url)
         again.scheduler.start()
-        assert again.first.locks.replica is again.store.locks.replica
+        assert again.first.user.replica is again.store.user.replica
         again.scheduler.shutdown()
 
     assert status_of_child(use) == 0

@@ -29,7 +29,6 @@ from apscheduler_tasklock import (
     TaskState,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.job_changes import JobChanges
 from apscheduler_tasklock._lock.job_rows import JobRow
 from tests.support.claims import ended_runs
@@ -39,6 +38,7 @@ from tests.support.roles import role
 from tests.support.rows import add_job, add_task
 from tests.support.schedulers import NO_DATABASE
 from tests.support.stored_jobs import Gate, OwnTrigger, StoreReplica, note, note_and_wait, ran
+from tests.support.waist import LockClient
 
 Connection = psycopg.Connection[Any]
 
@@ -251,7 +251,7 @@ class TestResume:
             replica.scheduler.modify_job(key, next_run_time=moved)
             return LATER
 
-        assert JobChanges(make_locks(), "ann").resume(key, computed).next_run_time == moved
+        assert JobChanges(make_locks().database, "ann").resume(key, computed).next_run_time == moved
 
     def test_an_other_change_meanwhile_stays(
         self, replica: StoreReplica, make_locks: Callable[..., LockClient], key: str
@@ -263,7 +263,7 @@ class TestResume:
                 replica.scheduler.modify_job(key, name="another")
             return LATER
 
-        assert JobChanges(make_locks(), "ann").resume(key, computed).next_run_time == LATER
+        assert JobChanges(make_locks().database, "ann").resume(key, computed).next_run_time == LATER
         job = replica.scheduler.get_job(key)
         assert (job.name, job.next_run_time) == ("another", LATER)
 

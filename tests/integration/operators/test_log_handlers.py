@@ -14,11 +14,11 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockExecutor, TaskLocks
-from apscheduler_tasklock._lock import client
 from tests.support.claims import RENEWS_OFTEN
 from tests.support.outages import refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.waist import user
 
 MakeLocks = Callable[..., TaskLocks]
 LOGGER = logging.getLogger("apscheduler_tasklock")
@@ -83,14 +83,14 @@ def with_a_line_that_blocks(
 def test_lines_are_written_before_a_shutdown_returns(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = client.flush_application
+    flush = user.flush_application
 
     def let_go(_until: float) -> None:
         handler.go_on.set()
         flush(time.monotonic() + 60)  # a slow machine may take longer than a shutdown has
 
     locks = with_a_line_that_blocks(make_task_locks, proxy, handler)
-    monkeypatch.setattr(client, "flush_application", let_go)
+    monkeypatch.setattr(user, "flush_application", let_go)
     locks.close()
     assert any("database is unavailable" in line for line in handler.lines)
 

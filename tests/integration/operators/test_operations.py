@@ -623,7 +623,7 @@ class TestOverdue:
             replica.scheduler.add_job(print, "cron", **DAILY, id=marker)
             registered(operator, marker)
         assert not told_overdue(caplog, "job")
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         eventually(lambda: told_overdue(caplog, "job"))
 
     @pytest.mark.parametrize("how", ["removed", "deployed"])
@@ -717,7 +717,7 @@ class TestStandby:
         replica = make_replica(**FAST)
         replica.scheduler.add_job(job, "interval", hours=1, id="job")
         registered(operator, "job")
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         if holder == "died":
             connection.execute(
                 "UPDATE task_lock SET finished_at = NULL, locked_until = now() - interval '1 min',"
@@ -740,7 +740,7 @@ class TestStandby:
             trigger["hours"] = 1
         replica.scheduler.add_job(job, id="job", **trigger)
         registered_in(memory, "job")
-        replica.executor.locks.outage.believe()
+        replica.executor.user.outage.believe()
         if why == "paused here":
             replica.scheduler.pause_job("job")
         due_in_memory(memory, {"not due for long enough": -3600, "too late": 4000}.get(why, 10))

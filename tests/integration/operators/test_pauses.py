@@ -12,10 +12,10 @@ import pytest
 from tests.support.polling import eventually
 
 # Asks for something that takes as long as the test wants. An answer may take a third of the claim's
-# timeout; `ask_for` has a limit of its own.
+# timeout; a wait that is limited has a limit of its own.
 ASKS = """
-import logging, sys
-from apscheduler_tasklock._lock.client import LockClient
+import logging, sys, time
+from tests.support.waist import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
@@ -26,7 +26,7 @@ def wait(cursor):
     cursor.execute("SELECT pg_advisory_xact_lock(1)")
 
 
-locks.ask(wait) if sys.argv[2] == "ask" else locks.ask_for(3, wait)
+locks.ask(wait) if sys.argv[2] == "ask" else locks.ask(wait, time.monotonic() + 3, tried_for=2.4)
 print("answered")
 """
 WAITS = (
@@ -37,7 +37,7 @@ LIMIT = 3
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("call", ["ask", "ask_for"])
+@pytest.mark.parametrize("call", ["ask", "a limit"])
 def test_an_answer_that_came_during_a_pause_is_no_outage(
     call: str, database_url: str, connection: psycopg.Connection
 ) -> None:

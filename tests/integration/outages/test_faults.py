@@ -18,7 +18,6 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import LaterThan, die, held, row
 from tests.support.faults import (
     CLAIM,
@@ -35,6 +34,7 @@ from tests.support.outages import BACK, UNAVAILABLE
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 pytestmark = pytest.mark.direct("it terminates the backends behind the proxy")
 

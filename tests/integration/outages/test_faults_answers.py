@@ -14,7 +14,6 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_REFUSED,
 )
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import LaterThan, die, held, row
 from tests.support.faults import RERUN
 from tests.support.outages import (
@@ -25,6 +24,7 @@ from tests.support.outages import (
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
 

@@ -23,7 +23,6 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import LaterThan, die, held, row
 from tests.support.internals import deferred_run_times
 from tests.support.outages import (
@@ -44,6 +43,7 @@ from tests.support.outages import (
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
 
@@ -206,7 +206,7 @@ def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
         restore(others)
         restore(proxy)
         eventually(lambda: row(connection)["finished_at"])
-        eventually(lambda: other.executor.locks.stable)
+        eventually(lambda: other.executor.user.outage.stable)
         other.idle()
         assert (job.runs, row(connection)["token"]) == (1, token)
         other.shutdown()

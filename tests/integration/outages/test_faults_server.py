@@ -26,7 +26,6 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.claims import LaterThan, die, held, row
 from tests.support.outages import (
@@ -43,6 +42,7 @@ from tests.support.outages import (
 from tests.support.polling import eventually
 from tests.support.proxy import proxy_to
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 pytestmark = pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
 
@@ -253,13 +253,13 @@ def test_a_restart_of_the_server_under_a_job(
         holder.one(EVENT_JOB_EXECUTED)
         with psycopg.connect(server.url, autocommit=True) as connection:
             eventually(lambda: row(connection)["finished_at"])
-            eventually(lambda: other.executor.locks.stable)
+            eventually(lambda: other.executor.user.outage.stable)
             token = holder.one(EVENT_TASK_LOCK_GRANTED).token
             assert (job.runs, row(connection)["token"]) == (1, token)
         for replica in (holder, other):
             assert EVENT_TASK_LOCK_LOST not in replica.codes()
-            replica.run_once(lambda: None, job_id=replica.executor.locks.replica_id)
-            replica.one(EVENT_JOB_EXECUTED, replica.executor.locks.replica_id)
+            replica.run_once(lambda: None, job_id=replica.executor.user.replica_id)
+            replica.one(EVENT_JOB_EXECUTED, replica.executor.user.replica_id)
             replica.shutdown()
     told = said(caplog)
     # One outage for each of the two, if it asked for anything meanwhile.

@@ -100,14 +100,14 @@ class TestHealth:
         replica = make_replica(start=False, **FAST)
         replica.scheduler.add_jobstore(store, "shared")
         replica.start()
-        locks = replica.executor.locks if of == "executor" else store.locks
+        user = replica.executor.user if of == "executor" else store.user
         stuck, go_on = threading.Event(), threading.Event()
 
         def hang(_cursor: Any) -> None:
             stuck.set()
             assert go_on.wait(60)
 
-        asking = threading.Thread(target=locks.ask, args=[hang])
+        asking = threading.Thread(target=user.database.ask, args=[hang])
         asking.start()
         assert stuck.wait(60)
         assert replica.executor.health().live

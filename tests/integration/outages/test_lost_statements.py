@@ -9,11 +9,11 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.outcomes import RunOutcome
 from tests.support.claims import held
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, as_a_pooler
+from tests.support.waist import LockClient
 
 
 @pytest.mark.direct("nothing is prepared on a connection that leads through a pooler")

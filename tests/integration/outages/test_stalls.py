@@ -19,11 +19,11 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import end_lease, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
+from tests.support.waist import LockClient
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]

@@ -36,14 +36,13 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import RENEWS_OFTEN, end_maximum_lock, end_maximum_lock_here
 from tests.support.event_loops import abandoned_loop
 from tests.support.internals import abandon, coroutines, instances
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy, counted
 from tests.support.schedulers import executor_class
-from tests.support.waist import Timings
+from tests.support.waist import LockClient, Timings
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
@@ -501,7 +500,7 @@ def test_a_release_on_its_way_when_the_scheduler_is_shut_down_arrives_before_the
 
 def open_when_it_stops(gate: Gate, executor: TaskLockExecutor) -> None:
     """Let the answers through once a shutdown has begun, which may wait for them."""
-    eventually(lambda: executor.locks.closed)
+    eventually(lambda: executor.user.closed)
     gate.open()
 
 
@@ -546,7 +545,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
         loop.run_once(coroutine_job)
         await gate.until_reached()
         abandon(loop.executor)
-        return loop.executor.locks
+        return loop.executor.user
 
     locks = event_loop.run_until_complete(main())
     event_loop.close()
@@ -617,7 +616,7 @@ def test_a_coroutine_that_was_submitted_right_before_the_shutdown_is_not_begun(
     async def main() -> None:
         async with running(database_url, claim_timeout=180) as loop:
             # While a shutdown waits for it, a connection has a short limit.
-            await asyncio.to_thread(loop.executor.locks.check)
+            await asyncio.to_thread(loop.executor.user.rights.check)
             loop.submit(coroutine_job)
             coroutines(loop.executor).clear()  # tornado's executor cancels nothing
             loop.executor.shutdown()

@@ -322,7 +322,7 @@ def test_a_forked_child_does_not_use_its_parents_connection(
     replica = make_replica()
     replica.run_once(lambda: None)
     replica.one(EVENT_JOB_EXECUTED)
-    pooled = make_pooled(replica.executor.locks.settings.database)
+    pooled = make_pooled(replica.executor.user.settings.database)
     pooled.run_once(pool_jobs.decorated, job_id="pooled", args=[1])
     pooled.one(EVENT_JOB_EXECUTED, "pooled")
     replica.run_once(lambda: 2, job_id="after")
@@ -367,7 +367,7 @@ def test_what_waits_for_a_worker_is_not_claimed(
     assert claimed() == [("job 0",)]
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
-    eventually(lambda: replica.executor.locks.closed)
+    eventually(lambda: replica.executor.user.closed)
     go_on.touch()
     stopping.join(60)
     assert claimed() == [("job 0",)]

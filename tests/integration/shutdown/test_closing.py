@@ -15,13 +15,12 @@ from sqlalchemy import Engine, create_engine
 from apscheduler_tasklock import TaskLockDatabaseError
 from apscheduler_tasklock._database.abandoned_call import call_within
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._shutdown import Closing
 from tests.support.commands import PATIENT
 from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
-from tests.support.waist import ClaimRequest
+from tests.support.waist import ClaimRequest, LockClient
 
 MakeLocks = Callable[..., LockClient]
 MakeSetup = Callable[..., Setup]

@@ -84,7 +84,7 @@ def test_while_one_executor_is_waited_for_the_others_begin_nothing(
     stopping = threading.Thread(target=several.shutdown)
     stopping.start()
     # The scheduler stops running before it tells its executors.
-    eventually(lambda: executors_of(several)["other"].locks.closed)
+    eventually(lambda: executors_of(several)["other"].user.closed)
     other_goes_on.set()
     eventually(lambda: unreleased(connection) == ["long"])  # its worker is free, and goes on
     go_on.set()
@@ -197,7 +197,7 @@ def test_a_run_that_waits_behind_one_that_the_executor_does_not_take_is_handed_o
         waits.set()
         eventually(lambda: both[1:])
 
-    executors_of(replica.scheduler)["default"].locks.thread.call(wait)
+    executors_of(replica.scheduler)["default"].user.thread.call(wait)
     assert waits.wait(60)
     for name in ("first", "second"):
         run_now(replica.scheduler, name, print, "default")

@@ -226,7 +226,7 @@ def wait_for_one_due_after(replica: StoreReplica, key: str, moment: datetime) ->
 
 def after_each_read(replica: StoreReplica, call: Callable[[DueRows], object]) -> None:
     """Let this be called with what a replica has read of what is due, before it does more."""
-    jobs = replica.store.locks.jobs
+    jobs = replica.store.user.database.jobs
     read_due = jobs.read_due
 
     def read_and_call(cursor: Any, *arguments: Any, **options: Any) -> DueRows:
@@ -273,8 +273,8 @@ def until_it_listens_and_has_looked(
     looked = threading.Event()
 
     def read(rows: JobRows, *arguments: Any, **named: Any) -> Any:
-        locks = replica.store.locks
-        listened = rows is locks.jobs and locks.replica.database.listens
+        user = replica.store.user
+        listened = rows is user.database.jobs and user.thread.listens
         found = read_due(rows, *arguments, **named)
         if listened:
             looked.set()
@@ -570,7 +570,7 @@ class TestRuns:
             if outage:
                 # In the replica, and not just in the row. A claim whose answer is lost is handed
                 # over, too, but not because of the event loop.
-                heartbeat = executor.locks.replica.heartbeat
+                heartbeat = executor.user.replica.heartbeat
                 eventually(lambda: heartbeat.due_at < inf or is_row("handed_over"))
                 proxy.accepting = False
                 proxy.cut_all()
@@ -613,7 +613,7 @@ class TestRuns:
         pool_of(busy.executor).submit(gate.event.wait, 60)
         busy.run_at(note, key, kwargs={"task_lock": {"max_lock": 2}})
         claimed = "SELECT FROM task_lock WHERE locked_by = %s"
-        eventually(lambda: connection.execute(claimed, [busy.executor.locks.replica_id]).rowcount)
+        eventually(lambda: connection.execute(claimed, [busy.executor.user.replica_id]).rowcount)
         make(poll_interval=0.3).runs(key)
         gate.open()
         busy.idle()
@@ -1942,7 +1942,7 @@ class TestEvents:
 class TestBatches:
     def test_many_that_are_missed_are_moved_on_together(self, make: Make, key: str) -> None:
         replica, counts = make(max_workers=2), []
-        rows = replica.store.locks.jobs
+        rows = replica.store.user.database.jobs
         move_on = rows.move_on
 
         def count_and_move(cursor: Any, moves: Any, **options: Any) -> set[str]:
@@ -1966,7 +1966,7 @@ class TestBatches:
             asked.append(monotonic())
             tell([(each, TaskLockError("on purpose")) for each in attempts])
 
-        undo = intercept_claims(replica.executor.locks, lambda _send: fail)
+        undo = intercept_claims(replica.executor.user.locks, lambda _send: fail)
         replica.run_at(note, key)
         eventually(lambda: len(asked) >= 4)
         undo()
@@ -2333,7 +2333,7 @@ class TestReads:
         def wait_for_shutdown(found: DueRows) -> None:
             if found.jobs:
                 began.set()
-                eventually(lambda: replica.store.locks.closed)
+                eventually(lambda: replica.store.user.closed)
 
         after_each_read(replica, wait_for_shutdown)
         replica.run_at(note, key)

@@ -18,7 +18,6 @@ from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.jobstore import bad_rows, store
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
@@ -27,6 +26,7 @@ from tests.support import claims
 from tests.support.outages import UNAVAILABLE
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
+from tests.support.waist import LockClient
 
 Make = Callable[..., StoreReplica]
 Connection = psycopg.Connection[Any]

@@ -24,14 +24,13 @@ from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.jobstore.stored_triggers import encode_trigger
 from tests.support import claims
 from tests.support.hostile_json import hostile_trigger, hostile_value
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
-from tests.support.waist import printable
+from tests.support.waist import LockClient, printable
 
 Connection = psycopg.Connection[Any]
 Make = Callable[..., StoreReplica]
@@ -212,7 +211,7 @@ def test_a_store_that_cannot_be_listed_keeps_no_other_jobs_from_being_taken_over
     make: Make, key: str, dying: LockClient, connection: Connection
 ) -> None:
     replica = make(paused=True, failover=True, lease=600, poll_interval=0.3)
-    replica.executor.locks.outage.believe()
+    replica.executor.user.outage.believe()
     store = BrokenStore()
     replica.scheduler.add_jobstore(store, "broken")
     replica.scheduler.add_jobstore(MemoryJobStore(), "memory")

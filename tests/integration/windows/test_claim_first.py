@@ -302,7 +302,7 @@ def test_what_runs_in_a_process_of_an_executors_own_is_not_handed_over_at_a_shut
     eventually(lambda: all(each.exists() for each in begun))
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
-    eventually(lambda: replica.executor.locks.closed)
+    eventually(lambda: replica.executor.user.closed)
     handed_over = "SELECT FROM task_lock WHERE handed_over OR finished_at IS NOT NULL"
     assert connection.execute(handed_over).rowcount == 0
     go_on.touch()

@@ -393,7 +393,7 @@ class TestScheduler:
         eventually(lambda: instances(replica.executor).get("queued"))
         stopping = threading.Thread(target=replica.scheduler.shutdown)
         stopping.start()
-        eventually(lambda: replica.executor.locks.closed)
+        eventually(lambda: replica.executor.user.closed)
         job.go_on.set()
         stopping.join(60)
 
@@ -440,7 +440,7 @@ class TestScheduler:
         assert gate.reached.wait(60)
         stopping = threading.Thread(target=replica.scheduler.shutdown, args=[wait])
         stopping.start()
-        eventually(lambda: replica.executor.locks.closed)
+        eventually(lambda: replica.executor.user.closed)
         gate.open()
         stopping.join(60)
         replica.idle()

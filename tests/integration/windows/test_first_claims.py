@@ -9,11 +9,10 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import held
 from tests.support.internals import waiting_in
 from tests.support.polling import eventually
-from tests.support.waist import ClaimRequest
+from tests.support.waist import ClaimRequest, LockClient
 
 # The key of the advisory lock that a new row waits for.
 INSERTS = 7

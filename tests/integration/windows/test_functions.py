@@ -84,7 +84,7 @@ def test_a_job_whose_body_would_never_run_is_an_error_when_the_scheduler_starts(
     with pytest.raises(TaskLockOptionError) as raised:
         replica.scheduler.start()
     assert str(raised.value).startswith(f"job 'job': its function {told}")
-    replica.executor.locks.close()
+    replica.executor.user.close()
 
 
 @pytest.mark.parametrize("executor", ["threadpool", "processpool"])

@@ -72,7 +72,7 @@ def test_ones_that_wait_for_a_worker_at_a_shutdown_run(
     eventually(lambda: replica.scheduler.get_jobs() == [])
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
-    eventually(lambda: replica.executor.locks.closed)
+    eventually(lambda: replica.executor.user.closed)
     go_on.touch()
     stopping.join(60)
     ended(replica, *jobs)

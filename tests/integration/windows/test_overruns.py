@@ -14,7 +14,6 @@ import pytest
 
 from apscheduler_tasklock import TaskLocks, TaskLockStateError, TaskState, TaskStatus
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.integration.conftest import Job
@@ -23,7 +22,7 @@ from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.pool_jobs import wait_for
 from tests.support.schedulers import Replica
-from tests.support.waist import ClaimRequest
+from tests.support.waist import ClaimRequest, LockClient
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
