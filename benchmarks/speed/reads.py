@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.speed.report import median, milliseconds
+from tests.support.waist import raw_cursor
 
 EXPLAIN = b"EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE BINARY, FORMAT JSON) "
 
@@ -43,18 +44,26 @@ class ReadTime:
 HEADER = ["found", "planned in", "executed in", "slowest", "end to end", "slowest"]
 
 
-class RecordingCursor(psycopg.RawCursor[Any]):
-    """A cursor of the kind that the library uses, which knows what was sent last."""
+class RecordingCursor:
+    """The library's cursor, which knows what was sent last."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        super().__init__(connection)
-        self.format = psycopg.pq.Format.BINARY
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
         self.sent: tuple[bytes, Any] = (b"", None)
 
-    def execute(self, query: Any, params: Any = None, **options: Any) -> RecordingCursor:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("_cursor", "sent"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._cursor, name, value)
+
+    def execute(self, query: Any, parameters: Any = ()) -> Any:
         """Send a statement."""
-        self.sent = (query.encode() if isinstance(query, str) else query, params)
-        return super().execute(query, params, **options)
+        self.sent = (query.encode() if isinstance(query, str) else query, parameters)
+        return self._cursor.execute(query, parameters)
 
 
 def measure(url: str, read: Callable[[Any], Any], often: int) -> ReadTime:
@@ -64,7 +73,7 @@ def measure(url: str, read: Callable[[Any], Any], often: int) -> ReadTime:
     """
     taken, plans = [], []
     with psycopg.connect(url, autocommit=True) as connection:
-        cursor = RecordingCursor(connection)
+        cursor = RecordingCursor(raw_cursor(connection))
         found = len(read(cursor))  # and from now on what it reads is in memory
         text, arguments = cursor.sent
         for _ in range(often):
