@@ -156,7 +156,11 @@ class HeldLocks:
             self.replica.rejections.suspected = True
         self.withdraw(attempt)
         if isinstance(error, TaskLockDatabaseError):
-            raise type(error)(self._timed_out(begun, str(error))) from error.__cause__
+            took = time.monotonic() - begun
+            raise type(error)(
+                f"the task lock database ({self.replica.where}) could not be used for {took:.1f} "
+                f"sec: {error}"
+            ) from error.__cause__
         raise error
 
     def begin_claims(
@@ -228,12 +232,6 @@ class HeldLocks:
             self.begin_release(
                 claimed, RunOutcome(WindowAfter.OPEN if is_hold else WindowAfter.HAND_OVER)
             )
-
-    def _timed_out(self, since: float, reason: str) -> str:
-        return (
-            f"the task lock database ({self.replica.where}) could not be used for "
-            f"{time.monotonic() - since:.1f} sec: {reason}"
-        )
 
     def withdraw(self, attempt: AnyAttempt) -> None:
         """Withdraw a claim. If it is in doubt, it is released in the background."""

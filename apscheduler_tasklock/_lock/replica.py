@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -153,12 +154,17 @@ class Replica:
         return explain_rejection(error, self.table, self._url.username, self.where)
 
     def join(self, closing: Closing) -> None:
-        """Add a user, which counts until its claiming is stopped."""
-        self._users = [user for user in self._users if not user.stopped] + [closing]
+        """Add a user, which counts until its claiming is stopped, and somebody else joins."""
+        for user in list(self._users):
+            if user.stopped:
+                self.leave(user)
+        self._users.append(closing)
 
     def leave(self, closing: Closing) -> bool:
         """Remove a user, which is closed; return whether it was the last one."""
-        self._users = [user for user in self._users if user is not closing]
+        # Other users may join and leave meanwhile, so the list is changed by atomic calls only.
+        with suppress(ValueError):  # it was removed before
+            self._users.remove(closing)
         return not self._users
 
     def close(self, until: float) -> None:

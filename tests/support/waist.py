@@ -105,6 +105,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
 )
 from apscheduler_tasklock._lock.releases import Release, Released
 from apscheduler_tasklock._lock.replica import LockSettings
+from apscheduler_tasklock._lock.replica import Replica as LockReplica
 from apscheduler_tasklock._lock.statements.history import ACTIONS as ACTION_SLOTS
 from apscheduler_tasklock._lock.test_doubles import use_stand_in
 from apscheduler_tasklock._lock.user import ReplicaUser
@@ -190,6 +191,7 @@ __all__ = [
     "LockClient",
     "LockEnds",
     "LockProtocol",
+    "LockReplica",
     "LockSettings",
     "Memory",
     "MemoryProtocol",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock._shutdown import LAST_SECONDS, SHUTDOWN_LIMIT, Shutdown
-from tests.support.waist import LockClient, LockSettings
+from tests.support.waist import Closing, LockClient, LockReplica, LockSettings
 
 PATIENCE = 60.0
 
@@ -36,6 +38,45 @@ def test_a_signal_handler_may_stop_at_any_line_of_a_wait() -> None:
             break
         assert interrupted.is_stopped
     assert number > 5
+
+
+@pytest.mark.parametrize("does", ["join", "leave"])
+def test_a_user_may_join_at_any_moment_while_another_one_joins_or_leaves(does: str) -> None:
+    for number in count():
+        replica: Any = LockReplica(LockSettings("postgresql://app@nowhere/app", "replica"))
+        one, other = Closing(), Closing()
+        if does == "leave":
+            replica.join(one)
+        if not interrupt(
+            number, partial(getattr(replica, does), one), partial(replica.join, other)
+        ):
+            break
+        replica.leave(one)
+        assert not replica.leave(Closing()), f"the other user is lost at step {number}"
+        assert replica.leave(other)
+    assert number > 5
+
+
+def interrupt(number: int, function: Callable[[], object], then: Callable[[], object]) -> bool:
+    """Call a function, and another one at a step of it; return whether it has so many steps."""
+    left = [number]
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            if left[0] == 0:
+                sys.settrace(None)
+                then()
+            left[0] -= 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return left[0] < 0
 
 
 class Interrupted(threading.Thread):
