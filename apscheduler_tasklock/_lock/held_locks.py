@@ -291,9 +291,8 @@ class HeldLocks:
 
         :param seconds: limits the wait
         """
-        mine = self._context
         return self.database.thread.wait_for_requests(
-            lambda request: request.follows_releases and request.sender is mine,
+            lambda request: request.follows_releases and request.sender is self._context,
             time.monotonic() + seconds,
         )
 

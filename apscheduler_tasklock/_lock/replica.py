@@ -155,9 +155,8 @@ class Replica:
 
     def join(self, closing: Closing) -> None:
         """Add a user, which counts until its claiming is stopped, and somebody else joins."""
-        for user in list(self._users):
-            if user.stopped:
-                self.leave(user)
+        for stopped in [user for user in self._users if user.stopped]:
+            self.leave(stopped)
         self._users.append(closing)
 
     def leave(self, closing: Closing) -> bool:

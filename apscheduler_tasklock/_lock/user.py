@@ -42,7 +42,6 @@ class ReplicaUser:
     :ivar rights: what the database permits this user
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of the replica that the database rejects now
-    :ivar clock: the bound of the database's time
     :ivar thread: the replica's thread
     """
 
@@ -53,7 +52,6 @@ class ReplicaUser:
         self.table, self.where = self.replica.table, self.replica.where
         self.outage = self.replica.outage
         self.rejections = self.replica.rejections
-        self.clock = self.replica.clock
         self.thread = self.replica.thread
         self._closing = Closing()
         self.database = Database(self.replica, settings, self._closing)

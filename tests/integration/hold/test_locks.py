@@ -417,7 +417,7 @@ class TestClockJumps:
     def behind(self, locks: LockClient) -> None:
         locks.check()
         now, past = time.monotonic(), datetime.now(timezone.utc) - timedelta(hours=1)
-        locks.clock.learn(sent=now, answered=now, database_time=past, bound=None)
+        locks.replica.clock.learn(sent=now, answered=now, database_time=past, bound=None)
 
     def test_a_new_window_is_granted_all_the_same(self, make_locks: MakeLocks) -> None:
         locks = make_locks()
@@ -481,17 +481,17 @@ class TestClockJumps:
 
     def test_clocks_that_jump_with_every_answer_are_an_error(self, make_locks: MakeLocks) -> None:
         locks = make_locks(claim_timeout=6)  # for longer than a slow machine stops
-        latest = locks.clock.latest
+        latest = locks.replica.clock.latest
         locks.check()
 
         def behind(at: float) -> datetime | None:
             bound = latest(at)
             return bound and bound - timedelta(hours=1)
 
-        locks.clock.latest = behind
+        locks.replica.clock.latest = behind
         with pytest.raises(TaskLockDatabaseError, match="jumps back and forth"):
             claim(locks)
-        locks.clock.latest = latest
+        locks.replica.clock.latest = latest
 
     def test_a_held_lock_ends_when_the_database_says_so(
         self, make_locks: MakeLocks, proxy: Proxy
