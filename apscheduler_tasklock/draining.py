@@ -37,7 +37,7 @@ def task_lock_executors(scheduler: Any) -> list[TaskLockExecutor]:
 def stop_claiming(scheduler: Any) -> None:
     """Let no run begin any more on a scheduler."""
     if scheduler.running:
-        scheduler.pause()  # because `locks.stop_claiming` does not stop runs without a lock
+        scheduler.pause()  # because `user.stop_claiming` does not stop runs without a lock
     for executor in task_lock_executors(scheduler):
         executor.user.stop_claiming()
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -38,7 +39,7 @@ from apscheduler_tasklock._lock.protocol_messages import (
     RerunRequest,
 )
 from apscheduler_tasklock._lock.releases import ArrivedLate, Release, Released
-from apscheduler_tasklock._lock.replica import LockSettings, Replica, note_times
+from apscheduler_tasklock._lock.replica import LockSettings, Replica, note_times, renew
 from apscheduler_tasklock._shutdown import NO_STOP, Closing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
@@ -413,9 +414,8 @@ class HeldLocks:
             return _not_renewed(held, error)
 
     def _renewal_of(self, held: HeldLock) -> AwaitedCall[bool]:
-        return self.database.asked(
-            lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
-        )
+        renewed = partial(renew, self.database.protocol, held=[held], last=frozenset())
+        return self.database.asked(lambda cursor: bool(renewed(cursor).get(held.claim_id)))
 
 
 def _run_time_here(answer: ClaimAnswer) -> datetime:

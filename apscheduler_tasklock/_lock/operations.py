@@ -286,6 +286,8 @@ class Operations(Reads):
         long as it waits for a client that is slow, or away.
         """
         wire, table = cursor.wire, self._name.replace("%%", "%")
+        if wire is None:
+            cursor.execute()  # raises, because there is no database
         statements: list[tuple[str | bytes, Sequence[object]]] = [
             ("BEGIN", ()),
             (f"SET LOCAL lock_timeout = {max(1, round(1000 * lock_timeout))}", ()),

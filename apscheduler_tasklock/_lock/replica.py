@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -32,7 +33,7 @@ from apscheduler_tasklock._lock.protocol_messages import LockEnds, LockProtocol,
 from apscheduler_tasklock._lock.statements import probe
 from apscheduler_tasklock._lock.test_doubles import StandIn
 from apscheduler_tasklock._shutdown import Closing
-from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.options import KEEP_ONE_OFFS
 from apscheduler_tasklock.schema.check import explain_rejection, lock_query
@@ -102,11 +103,17 @@ class Replica:
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._protocol = self.protocol(settings)
         session = self._make_session()
-        self.heartbeat = Heartbeat(self.renew, session.attempt, settings.timings, self.rejections)
+        # These hold nothing of the replica itself, so that the connection goes with the last
+        # reference to it, and not with the next garbage collection.
+        renewing = partial(renew, self._protocol)
+        explain = partial(
+            explain_rejection, table=self.table, user=self._url.username, where=self.where
+        )
+        self.heartbeat = Heartbeat(renewing, session.attempt, settings.timings, self.rejections)
         self.thread = ReplicaThread(
             session,
             self.outage,
-            self.explain,
+            explain,
             self.closing,
             self.heartbeat,
             settings.timings,
@@ -148,10 +155,6 @@ class Replica:
         """Return the command line of an operator's command for a task."""
         schema, table = self.table.schema, self.table.name
         return command_line(command, *options, task=task, schema=schema, table=table)
-
-    def explain(self, error: Any) -> TaskLockError:
-        """Return the error to raise for a statement that PostgreSQL rejects."""
-        return explain_rejection(error, self.table, self._url.username, self.where)
 
     def join(self, closing: Closing) -> None:
         """Add a user, which counts until its claiming is stopped, and somebody else joins."""
@@ -220,25 +223,26 @@ class Replica:
             )
         return True
 
-    def renew(
-        self, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
-    ) -> dict[UUID, bool]:
-        """Renew claims with one statement.
 
-        Return the ids of the claims that stand, each with whether the claim was renewed.
+def renew(
+    protocol: LockProtocol, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
+) -> dict[UUID, bool]:
+    """Renew claims with one statement.
 
-        :param last: the ids of the claims that are renewed for the last time
-        """
-        sent = time.monotonic()
-        renewals = [
-            Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
-            for claim in held
-        ]
-        times = self._protocol.execute(cursor, Renewals(renewals))
-        for claim in held:
-            if claim.claim_id in times:
-                note_times(claim, times[claim.claim_id], sent)
-        return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
+    Return the ids of the claims that stand, each with whether the claim was renewed.
+
+    :param last: the ids of the claims that are renewed for the last time
+    """
+    sent = time.monotonic()
+    renewals = [
+        Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
+        for claim in held
+    ]
+    times = protocol.execute(cursor, Renewals(renewals))
+    for claim in held:
+        if claim.claim_id in times:
+            note_times(claim, times[claim.claim_id], sent)
+    return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
 
 
 def note_times(held: HeldLock, times: LockEnds, sent: float) -> None:

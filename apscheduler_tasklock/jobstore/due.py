@@ -42,7 +42,12 @@ from apscheduler_tasklock._runs.submission import FAILED, DueRun
 from apscheduler_tasklock._runs.trigger_times import few_steps
 from apscheduler_tasklock._shutdown import WITHDRAWING_LIMIT, Shutdown
 from apscheduler_tasklock._values import cut, logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLockSchemaError,
+)
 from apscheduler_tasklock.executor import StoredRuns
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
@@ -504,6 +509,11 @@ class DueJobs:
         self._growth = min(MOST_READ, self._growth * 2) if is_in_vain else 1
         if self._rejected is not None:
             self._look_in(self._user.settings.timings.rejected_interval)
+            if isinstance(self._rejected, TaskLockSchemaError) and not found.jobs:
+                # Others may have claimed all that was due, so no claim of this replica would show
+                # that it is permitted again.
+                self._user.rights.check(jobs=True)
+                self._rejected = None
             return
         # The read may have left out other due jobs, and a slow look leaves some that were read.
         if look.has_bad or has_moved or is_cut:

@@ -270,6 +270,8 @@ class TestUnlocked:
             locks.tasks()
         with unlocked(), pytest.raises(TaskLockError, match="this call needs the database"):
             locks.doctor()
+        with unlocked(), pytest.raises(TaskLockError, match="this call needs the database"):
+            locks.pause_all(duration=60)
         locks.close()
 
     def test_a_job_store_says_so_too_and_connects_to_nothing(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -774,3 +775,23 @@ def _wal_and_transaction_ids(connection: psycopg.Connection[Any]) -> tuple[int, 
     ).fetchone()
     assert found is not None
     return int(found[0]), int(found[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*deleted while still open:ResourceWarning")  # as it is to be
+def test_locks_that_nobody_has_any_more_leave_no_session_also_without_a_garbage_collection(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(5):
+            locks = TaskLocks(database_url, replica_id=f"forgotten {number}")
+            with locks.hold(f"task {number}", min_lock=0, max_lock=60):
+                pass
+            del locks
+        sessions = (
+            "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'tasklock forgotten%'"
+        )
+        eventually(lambda: not connection.execute(sessions).fetchall())
+    finally:
+        gc.enable()

@@ -527,6 +527,12 @@ MENDED = {
 }
 
 
+class QuickStore(TaskLockJobStore):
+    """A job store that soon looks again at what the database has rejected."""
+
+    timings = QUICK
+
+
 class TestStoredJobs:
     @pytest.mark.nightly
     @pytest.mark.parametrize("right", [*RIGHTS, "DELETE"])
@@ -563,6 +569,40 @@ class TestStoredJobs:
         eventually(lambda: set(rejected(operator).values()) == {()})
         assert len(told(caplog, "WARNING", "Rejected by")) == (right != "INSERT")
         replica.shutdown()
+
+    def test_a_right_is_back_while_other_replicas_run_all_that_is_due(
+        self,
+        application: Application,
+        make_replica: MakeReplica,
+        connection: Connection,
+    ) -> None:
+        application.grant("SELECT, INSERT, UPDATE", *TABLES, "task_lock_job")
+        application.grant("DELETE", "task_lock_job")
+        replica = make_replica(application.url, start=False, **OFTEN)
+        store = QuickStore(application.url, functions=["tests."], poll_interval=0.2)
+        replica.scheduler.add_jobstore(store)
+        replica.scheduler.add_job(nothing, "interval", seconds=1, id="job")
+        replica.start()
+        application.revoke("UPDATE", "task_lock_job")
+        eventually(lambda: any("job store" in each for each in replica.executor.health().degraded))
+        # From now on nothing is due here, and what was read before has been claimed in vain.
+        connection.execute("UPDATE task_lock_job SET next_run_time = now() + interval '1 h'")
+        for _ in range(3):
+            until_looked(connection)
+        assert replica.executor.health().degraded
+        application.grant("UPDATE", "task_lock_job")
+        eventually(lambda: replica.executor.health().degraded == ())
+        replica.shutdown()
+
+
+def until_looked(connection: Connection) -> None:
+    """Wait until a replica begins one more look for due jobs."""
+    found = connection.execute("SELECT clock_timestamp()").fetchone()
+    looking = (
+        "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'tasklock %%' "
+        "AND query LIKE '%%task_lock_job%%' AND query_start > %s"
+    )
+    eventually(lambda: connection.execute(looking, found).fetchall())
 
 
 def nothing() -> None:
