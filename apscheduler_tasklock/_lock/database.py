@@ -1,4 +1,4 @@
-"""The database of one user of a replica: statements that are sent in the user's name."""
+"""The database, as one user of a replica asks it: statements, and what becomes of errors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class Database:
     :ivar thread: the replica's thread, which sends the statements
     :ivar protocol: the statements of the lock
     :ivar jobs: the statements of the job store
+    :ivar table: the task lock table
+    :ivar role: the role of the connection, as far as the URL names it
     :ivar attempt: limits how long the answer to a request is waited for, in seconds
     """
 
@@ -64,7 +66,7 @@ class Database:
         self._timeout = settings.claim_timeout
         self._clock = replica.clock
         self._closing = closing
-        self.user_name = as_url(settings.database).username
+        self.role = as_url(settings.database).username
 
     def times(self, tried_for: float = -1.0, until: float = inf) -> dict[str, float]:
         """Return the times of a request that comes now.
@@ -94,8 +96,8 @@ class Database:
 
         :param statement: called with a cursor of the connection
         :param until: limits the wait, on the monotonic clock
-        :param tried_for: seconds for which it is sent again while the database is unavailable,
-            although the server may have carried it out; by default it is sent once
+        :param tried_for: seconds for which it is sent again while the database is unavailable; by
+            default it is sent once. The server may then carry it out more than once.
         :param goes_first: whether the statement is sent in an outage, too, so that operators can
             read while nothing can be written
         :return: the statement's result
@@ -109,13 +111,13 @@ class Database:
         return self.thread.get(asked)
 
     def begin(self, statement: Callable[[Any], Answer]) -> AwaitedCall[Answer]:
-        """Send a statement once. Does not wait."""
+        """Send a statement once. Does not wait, and explains no missing rights."""
         asked = self.asked(statement)
         self.thread.submit(asked)
         return asked
 
-    def begin_at_stop(self, message: Message[Any]) -> None:
-        """Send a message once, which the user's stop does not end. Does not wait."""
+    def begin_despite_stop(self, message: Message[Any]) -> None:
+        """Send a message once, also after the user's stop. Does not wait."""
         times = self.times(until=time.monotonic() + self.attempt)
         self.thread.submit(Call(self.carrying_out(message), NO_STOP, **times))
 
@@ -198,7 +200,7 @@ class Database:
             try:
                 return statement(cursor)
             except InsufficientPrivilege as error:
-                raise explain_missing_rights(cursor, error, self.table, self.user_name) from error
+                raise explain_missing_rights(cursor, error, self.table, self.role) from error
             except (UndefinedTable, InvalidSchemaName) as error:
                 raise explain_missing_table(cursor, error, self.table) from error
 

@@ -53,16 +53,16 @@ ArrivedLate: TypeAlias = Callable[[Released | None], object]
 class Release(AwaitedRequest[ReleaseAnswer | None, Released | None]):
     """A release of a claim, which is sent before the next claim of its task.
 
-    The answer is ``None`` if the claim no longer stood, and the result if another claim stands in
-    the row.
+    The answer is ``None`` if the claim no longer stood. The result is ``None`` if another claim
+    stands in the row.
 
     The end of the maximum lock does not end the release of a run. Otherwise a run that ended well
     in an outage would count as dead for ever, and would be run again if the server's clock has gone
     back meanwhile. A locked row is no answer, because a session that waits for a synchronous
     standby may have the row locked for a whole outage.
 
-    :param replica: says when a close abandons the release, and renews the lock until the release
-        is on its way
+    :param replica: says when a close abandons the release, has its waits, notes a rejection, and
+        renews the lock until the release is on its way
     :param message: the claim, and its run's outcome; or the end of a dead run's lease, which always
         has a statement of its own
     :param run_until: when the maximum lock ends, on the monotonic clock. A release that the
@@ -71,9 +71,10 @@ class Release(AwaitedRequest[ReleaseAnswer | None, Released | None]):
     :param stays_until: for a claim in doubt: the time at which the release is sent once more if it
         has found no claim. The claim may have been delayed on its way, and granted after the
         release.
-    :ivar in_doubt: whether the claim may have been released although no answer came
     :param arrived_late: called with the result if the release has arrived after the future had got
         an error; ``None``: nobody wants to know
+    :param answer_within: limits the wait for an answer, in seconds
+    :ivar in_doubt: whether the claim may have been released although no answer came
     :ivar took: seconds from the run's grant to its end
     """
 

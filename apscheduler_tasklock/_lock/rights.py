@@ -1,4 +1,4 @@
-"""What the database permits one user of a replica, and whether its tables are there."""
+"""The tables of a replica, and the rights that its database role has on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from apscheduler_tasklock.schema.table import job_table, replica_table, run_tabl
 
 
 class Rights:
-    """The tables and rights of one user of a replica, which are checked at a start and in looks."""
+    """Checks tables and rights for one user of a replica, at a start and in looks."""
 
     def __init__(self, replica: Replica, settings: LockSettings, database: Database) -> None:
         self._table = replica.table
@@ -44,8 +44,8 @@ class Rights:
 
         def check(cursor: Any) -> None:
             sent = time.monotonic()
-            user_name = self._database.user_name
-            self._clock.note(sent, check_tables(cursor, self._table, tables, user_name))
+            role = self._database.role
+            self._clock.note(sent, check_tables(cursor, self._table, tables, role))
 
         self._database.ask(check)
         self._due_at = time.monotonic() + self._settings.timings.report_interval
@@ -70,9 +70,9 @@ class Rights:
             needed[RUN_HISTORY] = run_table(self._table)
 
         def find(cursor: Any) -> dict[str, TaskLockSchemaError | None]:
-            user_name = self._database.user_name
+            role = self._database.role
             return {
-                what: find_problem(cursor, self._table, table, user_name)
+                what: find_problem(cursor, self._table, table, role)
                 for what, table in needed.items()
             }
 

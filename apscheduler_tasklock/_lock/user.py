@@ -39,7 +39,7 @@ class ReplicaUser:
     :ivar replica: the replica
     :ivar database: the database, as this user asks it
     :ivar locks: the locks that this user claims, extends and releases
-    :ivar rights: what the database permits this user
+    :ivar rights: checks the tables and the rights that this user needs
     :ivar outage: whether the database is available, and its rows are believed
     :ivar rejections: the work of the replica that the database rejects now
     :ivar thread: the replica's thread
@@ -168,7 +168,7 @@ class ReplicaUser:
 
 
 def user_or_stand_in(user: ReplicaUser) -> ReplicaUser:
-    """Return the user to claim with now: this one, or in a test that of a stand-in."""
+    """Return whom to ask now: this user, or in a test that of a stand-in."""
     active, settings = active_stand_in(), user.settings
     if active is None or settings.stand_in is not None:
         return user

@@ -168,7 +168,7 @@ class Leadership:
 
     def _resign(self) -> None:
         """Give the leadership up, if this replica leads. Does not wait."""
-        self._user.database.begin_at_stop(Resign(self.row, self.leader_id))
+        self._user.database.begin_despite_stop(Resign(self.row, self.leader_id))
 
     def _unless_closed(self, statement: Callable[[Any], object]) -> Callable[[Any], bool]:
         return lambda cursor: not self._closed and bool(statement(cursor))

@@ -36,7 +36,7 @@ class LeaderClient:
         """Return the statement that carries out a message."""
         return partial(self._protocol.execute, message=message)
 
-    def begin_at_stop(self, message: Message[Any]) -> None:
+    def begin_despite_stop(self, message: Message[Any]) -> None:
         """Send a message, such as that the leadership is given up."""
         self._protocol.execute(self._cursor(), message)
 

@@ -286,7 +286,7 @@ class SimulatedDatabase(Database):
 
         return carry_out
 
-    def begin_at_stop(self, message: Any) -> None:
+    def begin_despite_stop(self, message: Any) -> None:
         """Send a message at once."""
         self.protocol.execute(NoCursor(), message)
 
