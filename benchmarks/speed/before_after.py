@@ -16,7 +16,7 @@ from benchmarks.speed.versions import BEFORE, NOW, VersionProcess, library_befor
 
 VERSIONS = ("before", "now")
 # Where the server's data is: in memory, so that the time of its disk does not hide the library's.
-DATA = Path("/dev/shm")  # noqa: S108 - EmbeddedServer makes a private folder in it
+DATA = Path("/dev/shm")  # noqa: S108  # EmbeddedServer makes a private folder in it
 # How many times as long as a bare loop of as many UPDATEs the jobs of one replica may take.
 MOST_OF_BARE_LOOP = 3.0
 
@@ -97,7 +97,8 @@ def run(effort: Effort) -> Section:
                 times = _measured(measures, processes, rounds, effort)
             section.tables.append(_table(measures, times))
             section.goals += _goals(measures, times)
-    _add_bare_loop(section, times)
+            if kind == "jobs":
+                _add_bare_loop(section, times)
     return section
 
 

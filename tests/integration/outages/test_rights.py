@@ -533,6 +533,19 @@ class QuickStore(TaskLockJobStore):
     timings = QUICK
 
 
+def begun(
+    application: Application, make_replica: MakeReplica, kind: type[TaskLockJobStore]
+) -> Replica:
+    """Return a replica with all rights and a stored job that is due each second."""
+    application.grant("SELECT, INSERT, UPDATE", *TABLES, "task_lock_job")
+    application.grant("DELETE", "task_lock_job")
+    replica = make_replica(application.url, start=False, **OFTEN)
+    replica.scheduler.add_jobstore(kind(application.url, functions=["tests."], poll_interval=0.2))
+    replica.scheduler.add_job(nothing, "interval", seconds=1, id="job")
+    replica.start()
+    return replica
+
+
 class TestStoredJobs:
     @pytest.mark.nightly
     @pytest.mark.parametrize("right", [*RIGHTS, "DELETE"])
@@ -545,13 +558,7 @@ class TestStoredJobs:
         caplog: pytest.LogCaptureFixture,
         right: str,
     ) -> None:
-        application.grant("SELECT, INSERT, UPDATE", *TABLES, "task_lock_job")
-        application.grant("DELETE", "task_lock_job")
-        replica = make_replica(application.url, start=False, **OFTEN)
-        store = TaskLockJobStore(application.url, functions=["tests."], poll_interval=0.2)
-        replica.scheduler.add_jobstore(store)
-        replica.scheduler.add_job(nothing, "interval", seconds=1, id="job")
-        replica.start()
+        replica = begun(application, make_replica, TaskLockJobStore)
         eventually(lambda: operator.runs("job"))
         application.revoke(right, "task_lock_job")
         if right != "INSERT":  # which only users' calls need
@@ -576,26 +583,20 @@ class TestStoredJobs:
         make_replica: MakeReplica,
         connection: Connection,
     ) -> None:
-        application.grant("SELECT, INSERT, UPDATE", *TABLES, "task_lock_job")
-        application.grant("DELETE", "task_lock_job")
-        replica = make_replica(application.url, start=False, **OFTEN)
-        store = QuickStore(application.url, functions=["tests."], poll_interval=0.2)
-        replica.scheduler.add_jobstore(store)
-        replica.scheduler.add_job(nothing, "interval", seconds=1, id="job")
-        replica.start()
+        replica = begun(application, make_replica, QuickStore)
         application.revoke("UPDATE", "task_lock_job")
         eventually(lambda: any("job store" in each for each in replica.executor.health().degraded))
         # From now on nothing is due here, and what was read before has been claimed in vain.
         connection.execute("UPDATE task_lock_job SET next_run_time = now() + interval '1 h'")
         for _ in range(3):
-            until_looked(connection)
+            until_due_jobs_are_read(connection)
         assert replica.executor.health().degraded
         application.grant("UPDATE", "task_lock_job")
         eventually(lambda: replica.executor.health().degraded == ())
         replica.shutdown()
 
 
-def until_looked(connection: Connection) -> None:
+def until_due_jobs_are_read(connection: Connection) -> None:
     """Wait until a replica begins one more look for due jobs."""
     found = connection.execute("SELECT clock_timestamp()").fetchone()
     looking = (
